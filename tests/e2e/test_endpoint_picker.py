@@ -1,6 +1,7 @@
 """The endpoint picker behind a real Envoy: who is asked, what a client is told, and what becomes of the load."""
 
 import http.client
+import ipaddress
 import json
 import os
 import platform
@@ -105,6 +106,22 @@ def labelled(gateway: Gateway, name: str) -> dict[str, float]:
     return {labels[len(name) :]: float(value) for labels, value in found}
 
 
+def lines(gateway: Gateway) -> list[dict]:
+    """Access log of the picker: a line for each request that Envoy has asked about and that has ended."""
+    all_lines = (json.loads(line) for line in gateway.log().splitlines() if line.startswith('{"time_ms"'))
+    return [line for line in all_lines if line["protocol"] == "ext_proc"]
+
+
+def line_of(gateway: Gateway, request_id: str) -> dict:
+    """The line of one request, of which there is no second."""
+    wait_until(lambda: request_id in gateway.log(), "the request is in the access log")
+    # A second line would be there by the time that a later request has its own.
+    after = httpx.get(f"{gateway.url}/health", timeout=30).headers["x-request-id"]
+    wait_until(lambda: after in gateway.log(), "a later request is in the access log")
+    (line,) = (line for line in lines(gateway) if line["request_id"] == request_id)
+    return line
+
+
 def in_flight(gateway: Gateway) -> float:
     return sum(labelled(gateway, "penstock_target_in_flight").values())
 
@@ -169,6 +186,155 @@ def test_every_client_is_told_in_its_dialect(behind, pair):
     assert client(proxy).chat.completions.create(model="old-name", messages=user("x")).choices
     assert client(proxy).models.list().data
     idle(gateway)
+
+
+def test_each_request_has_a_line_in_the_access_log(behind, pair):
+    """A stream that is complete, a whole answer, a server's error, refusals, and clients that leave at three places."""
+    gateway, proxy = behind
+    asked = client(proxy)
+    idle(gateway)
+
+    def last_id() -> str:
+        return max((seen for server in pair for seen in server.asked()), key=lambda seen: seen.at).headers[
+            "x-request-id"
+        ]
+
+    list(asked.chat.completions.create(model="chat", messages=user(LONG), stream=True, **usage(True)))
+    line = line_of(gateway, last_id())
+    (port,) = (server.port for server in pair if server.asked())
+    name = "a" if port == pair[0].port else "b"
+    expected = {
+        "protocol": "ext_proc",
+        "route": "/v1/chat/completions",
+        "model": "chat",
+        "stream": True,
+        "status": 200,
+        "finish": ["stop"],
+        "target": f"{name}/mock-model",
+        "endpoints": [f"127.0.0.1:{port}"],
+        "end": "complete",
+    }
+    assert {key: line.get(key) for key in expected} == expected, line
+    assert line["reason"] in ("policy", "cached") and "error" not in line and "key" not in line
+    # Envoy names its own address in place of a loopback one.
+    assert ipaddress.ip_address(line["client"]), line
+    assert line["prompt_tokens"] > 100 and line["completion_tokens"] > 0
+    assert 0 < line["ttft_ms"] <= line["duration_ms"] and line["time_ms"] > 1e12
+
+    asked.chat.completions.create(model="chat", messages=user("x"))
+    line = line_of(gateway, last_id())
+    assert (line["end"], line["stream"], line["finish"]) == ("complete", False, ["stop"]), line
+    assert line["completion_tokens"] > 0
+
+    for server in pair:
+        server.manner.status = 500
+    with pytest.raises(openai.InternalServerError):
+        asked.chat.completions.create(model="chat", messages=user("x"))
+    line = line_of(gateway, last_id())
+    assert (line["end"], line["status"], line["error"]) == ("failed", 500, "ProviderFailed"), line
+    assert [attempt["outcome"] for attempt in line["attempts"]] == ["error"], line
+
+    for server in pair:
+        server.reset()
+    with pytest.raises(openai.NotFoundError) as unknown:
+        asked.chat.completions.create(model="nobody", messages=user(LONG))
+    line = line_of(gateway, unknown.value.response.headers["x-request-id"])
+    assert (line["status"], line["error"], line["reason"]) == (404, "ModelNotFound", "unknown_model"), line
+    assert (line["end"], line["stream"]) == ("failed", False) and "model" not in line and "target" not in line
+    with pytest.raises(openai.APIStatusError) as large:
+        asked.chat.completions.create(model="chat", messages=user("x" * (1 << 20)))
+    line = line_of(gateway, large.value.response.headers["x-request-id"])
+    assert (line["status"], line["error"], line["reason"]) == (413, "TooLarge", "too_large"), line
+    answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=b'{"model": "chat", ', timeout=60)
+    line = line_of(gateway, answer.headers["x-request-id"])
+    assert (line["status"], line["reason"]) == (answer.status_code, "invalid") == (400, "invalid"), line
+
+    # Clients that leave: in the middle of the answer (which Envoy tells as it tells of a server that breaks off), before
+    # the answer, in the middle of the request.
+    for server in pair:
+        server.manner.stall_at = 2
+    stream = asked.chat.completions.create(model="chat", messages=user(LONG), stream=True)
+    next(iter(stream))
+    stream.close()
+    line = line_of(gateway, last_id())
+    assert (line["end"], line["status"], line["target"][2:]) == ("cut", 200, "mock-model"), line
+    for server in pair:
+        server.reset()
+        server.manner.head_delay = 60
+    with pytest.raises(openai.APITimeoutError):
+        asked.with_options(timeout=2).chat.completions.create(model="chat", messages=user("x"))
+    wait_until(lambda: any(server.asked() for server in pair), "a server was asked")
+    line = line_of(gateway, last_id())
+    assert (line["end"], line["status"], line["client_gone"]) == ("client_gone", 0, True), line
+    before = {line["request_id"] for line in lines(gateway)}
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
+    connection.putrequest("POST", "/v1/chat/completions")
+    connection.putheader("content-length", "500000")
+    connection.endheaders()
+    connection.send(b'{"model": "chat", "messages": [' + b" " * 300_000)
+    wait_until(lambda: gateway.metric("penstock_body_bytes") > 0, "the body is held")
+    connection.close()
+
+    def gone() -> list[dict]:
+        return [line for line in lines(gateway) if line["request_id"] not in before]
+
+    (line,) = wait_until(gone, "the line of the client that left")
+    assert (line["end"], line["status"], "model" in line, "reason" in line) == ("client_gone", 0, False, False), line
+    assert "quick brown fox" not in gateway.log(), "no prompt is logged"
+    ends = labelled(gateway, "penstock_pick_ends_total")
+    assert {'{model="chat",end="complete"}', '{model="chat",end="cut"}', '{model="",end="failed"}'} <= set(ends), ends
+    idle(gateway)
+
+
+def test_what_a_hostile_client_sends_goes_nowhere_else(behind, pair):
+    """It names an endpoint itself, twice; its id and path are no text; its fields are many."""
+    gateway, proxy = behind
+    body = json.dumps({"model": "chat", "messages": user("x")}).encode()
+    with Vllm() as victim:
+
+        def ask(path: bytes, *fields: tuple[bytes, bytes]) -> int:
+            connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
+            connection._encode_request = lambda request: request.encode("latin-1")
+            connection.putrequest("POST", path.decode("latin-1"), skip_accept_encoding=True)
+            for name, value in ((b"content-length", str(len(body)).encode()), *fields):
+                connection.putheader(name, value)
+            connection.endheaders(body)
+            try:
+                answer = connection.getresponse()
+                answer.read()
+            except http.client.RemoteDisconnected:
+                return 400
+            finally:
+                connection.close()
+            return answer.status
+
+        chat, own = b"/v1/chat/completions", f"127.0.0.1:{victim.port}".encode()
+        named = b"x-gateway-destination-endpoint"
+        assert ask(chat, (named, own), (b"x-other", b"1"), (named, own)) == 200
+        assert ask(chat, (named + b"-subset", own), (named + b"-served", own)) == 200
+        assert ask(chat, *((b"x-field-%d" % n, b"v" * 200) for n in range(90))) == 200
+        assert ask(chat, (b"x-request-id", b"\xff\xfe"), (b"x-forwarded-for", b"\xff")) in (200, 400)
+        assert ask(b"/v1/\xff\xfe", (named, own)) < 500
+        assert not victim.seen, "nothing went where the client wanted"
+    # Many at once that leave at once: none is in flight after that, and each has its line.
+    before = len(lines(gateway))
+    for server in pair:
+        server.manner.head_delay = 60
+    open_ones = []
+    for _ in range(100):
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
+        connection.request("POST", "/v1/chat/completions", body)
+        open_ones.append(connection)
+    wait_until(lambda: in_flight(gateway) == 100, "all are in flight")
+    for connection in open_ones:
+        connection.close()
+    idle(gateway)
+    wait_until(lambda: len(lines(gateway)) >= before + 100, "each has its line")
+    assert {line["end"] for line in lines(gateway)[before:]} == {"client_gone"}
+    for server in pair:
+        server.reset()
+    assert client(proxy).chat.completions.create(model="chat", messages=user("x")).choices
+    assert gateway.metrics().get("penstock_panics_total", 0) == 0
 
 
 def test_bodies_in_any_pieces_arrive_as_they_were(behind, pair):
@@ -309,6 +475,10 @@ def test_other_modes_of_the_filter(tmp_path, pair, mode):
         idle(gateway)
         attempts = labelled(gateway, "penstock_attempts_total")
         assert sum(value for labels, value in attempts.items() if 'outcome="answered"' in labels) == 6, attempts
+        # Where Envoy sends no bodies of answers, it is not seen how they end.
+        wait_until(lambda: len([line for line in lines(gateway) if line.get("target")]) >= 6, "six lines")
+        ends = {(line["status"], line["end"]) for line in lines(gateway) if line.get("target")}
+        assert ends == {(200, "unseen" if mode == "NONE" else "complete")}, ends
 
 
 def test_tls_and_a_name_that_is_followed(tmp_path, pair):

@@ -1,6 +1,6 @@
 //! Seam to the gateway: what the service asks of it for one request.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,9 @@ use bytes::Bytes;
 use http::{HeaderMap, Method};
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyLease, HttpLimits};
+use penstock_telemetry::{Attempt, Record};
 use penstock_types::Surface;
+use penstock_upstream::Facts;
 
 /// Request for which an endpoint is chosen.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub struct Asked {
     pub among: Option<Vec<SocketAddr>>,
     /// Id of the request, for logs.
     pub request_id: String,
+    /// Address of the client, as far as the proxy tells it.
+    pub client: Option<IpAddr>,
 }
 
 /// Endpoint chosen for a request.
@@ -34,10 +38,29 @@ pub struct Chosen {
     pub pick: Box<dyn Picked>,
     /// Operation that the request asks for; `None`: not known, its answer is not read.
     pub surface: Option<Surface>,
+    /// Whether the client wants a streamed answer; `None`: not known.
+    pub stream: Option<bool>,
     /// Body for the endpoint in its parts, where it is another than the client's.
     pub body: Option<Vec<Bytes>>,
     /// Lease on the memory of the body, which is kept until the body has been written.
     pub hold: Option<Box<dyn Send + Sync>>,
+}
+
+/// Refusal of a request for which no endpoint was chosen, with what is known of the request.
+#[derive(Debug)]
+pub struct Refusal {
+    /// Failure that the client is told of.
+    pub failure: Failure,
+    /// Name of the model's entry; `None`: none was found.
+    pub model: Option<Box<str>>,
+    /// Whether the client wants a streamed answer; `None`: not known.
+    pub stream: Option<bool>,
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self { failure, model: None, stream: None }
+    }
 }
 
 /// Chosen endpoint of one request, told of what becomes of it.
@@ -62,6 +85,16 @@ pub trait Picked: Send {
 
     /// Takes in the end of a complete answer, with the cached tokens that it reports.
     fn ended(&mut self, cached_tokens: Option<u64>);
+
+    /// Id of the target that is asked; after [`Picked::served`], of the one that has answered.
+    fn target(&self) -> Arc<str>;
+
+    /// Cost in dollars of an answer with these token counts; `None`: its price is not known.
+    fn cost(&self, facts: Facts) -> Option<f64>;
+
+    /// Takes out the targets that were asked, in the order of their outcome: the last call. A target without an outcome
+    /// so far was abandoned.
+    fn attempts(&mut self, now: Instant) -> Vec<Attempt>;
 }
 
 impl Picked for penstock_relay::Pick {
@@ -91,6 +124,18 @@ impl Picked for penstock_relay::Pick {
 
     fn ended(&mut self, cached_tokens: Option<u64>) {
         penstock_relay::Pick::ended(self, cached_tokens);
+    }
+
+    fn target(&self) -> Arc<str> {
+        penstock_relay::Pick::target(self)
+    }
+
+    fn cost(&self, facts: Facts) -> Option<f64> {
+        penstock_relay::Pick::cost(self, facts)
+    }
+
+    fn attempts(&mut self, now: Instant) -> Vec<Attempt> {
+        penstock_relay::Pick::attempts(self, now)
     }
 }
 
@@ -123,8 +168,17 @@ pub trait Chooser: Send + Sync + 'static {
     fn is_ready(&self) -> bool;
 
     /// Chooses an endpoint for the request.
-    async fn choose(&self, asked: Asked) -> Result<Chosen, Failure>;
+    ///
+    /// # Errors
+    /// The refusal that the client is told of.
+    async fn choose(&self, asked: Asked) -> Result<Chosen, Refusal>;
 
-    /// Counts a request to the service.
+    /// Counts a request to the service that has been replied to.
     fn count(&self, outcome: Outcome<'_>);
+
+    /// Takes in the record of a request that has ended, once for each. Called from a `Drop`: neither waits nor panics.
+    fn ended(&self, record: &Record<'_>);
+
+    /// Counts a panic in the handling of a request.
+    fn panicked(&self);
 }

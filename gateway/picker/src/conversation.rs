@@ -8,27 +8,31 @@
 //! ```
 //!
 //! A request that cannot be served is answered in the client's dialect (`ImmediateResponse`). Nothing here waits for the
-//! network; only the choice may, for a tokenizer's thread.
+//! network; only the choice may, for a tokenizer's thread. However a request ends, its conversation is dropped: there
+//! its record for the access log is written, once.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use penstock_auth::route;
+use penstock_auth::route::{self, Route};
 use penstock_base::error::Failure;
 use penstock_http::exchange::new_request_id;
 use penstock_http::{Body, BodyLease};
 use penstock_proto::ErrorKind;
+use penstock_types::{Dialect, ProviderFault};
 
-use crate::answer::Answer;
-use crate::chooser::{Asked, Chooser, Chosen, Outcome};
+use crate::answer::{Answer, Read};
+use crate::chooser::{Asked, Chooser, Chosen, Outcome, Refusal};
 use crate::messages::{
     BodyMutation, BodySendMode, CommonReply, CommonResponse, HeaderMutation, HttpBody, HttpHeaders, HttpStatus,
     ImmediateResponse, Metadata, Mutation, ProcessingRequest, ProcessingResponse, Reply, Step, StreamedBodyResponse,
     Struct, TrailersReply,
 };
+use crate::seldom::Seldom;
+use crate::trail::Trail;
 
 /// Header field, and key of the metadata, with the chosen endpoints.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
@@ -58,17 +62,23 @@ pub struct Replies {
 }
 
 /// State of a client's request between two messages of the proxy.
-pub struct Conversation<C> {
+pub struct Conversation<C: Chooser> {
     chooser: Arc<C>,
     modes: (BodySendMode, BodySendMode),
-    request: Option<Head>,
+    /// Head of the request until the choice.
+    head: Option<Head>,
+    /// Dialect in which the client is told of a refusal.
+    dialect: Dialect,
+    /// Record for the access log; `None`: no request has come.
+    trail: Option<Trail>,
     body: BytesMut,
     /// Body that came as a whole, in one message.
     whole: Option<Bytes>,
     lease: Option<BodyLease>,
+    /// Lease on the memory of a message that is not about the request's body, until it has been replied to.
+    message_lease: Option<BodyLease>,
     awaits_body: bool,
     chosen: Option<Chosen>,
-    status: u16,
     answer: Answer,
 }
 
@@ -78,6 +88,7 @@ struct Head {
     headers: HeaderMap,
     among: Option<Vec<SocketAddr>>,
     request_id: String,
+    client: Option<IpAddr>,
 }
 
 impl<C: Chooser> Conversation<C> {
@@ -86,13 +97,15 @@ impl<C: Chooser> Conversation<C> {
         Self {
             chooser,
             modes: (BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed),
-            request: None,
+            head: None,
+            dialect: Dialect::OpenAi,
+            trail: None,
             body: BytesMut::new(),
             whole: None,
             lease: None,
+            message_lease: None,
             awaits_body: false,
             chosen: None,
-            status: 0,
             answer: Answer::Unread,
         }
     }
@@ -102,11 +115,20 @@ impl<C: Chooser> Conversation<C> {
         self.awaits_body
     }
 
-    /// Charges the body to the memory for bodies, with `held` further bytes of it that are not in a message yet.
+    /// Charges the body to the memory for bodies, with `held` further bytes of it that are not in a message yet. Any other
+    /// message is charged to the memory for answers until it has been replied to.
     ///
     /// # Errors
     /// The refusal of a body that is too large, or finds no memory.
     pub fn cover(&mut self, held: usize) -> Result<(), Replies> {
+        if !self.awaits_body {
+            let lease = self.message_lease.get_or_insert_with(|| self.chooser.answer_lease());
+            return lease.cover(held).map_err(|_| {
+                let message = "Too many answers are being read. Try again shortly.";
+                let failure = Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1));
+                self.refuse(&failure, "memory", Duration::ZERO)
+            });
+        }
         let bytes = self.body.len() + held;
         let max = self.chooser.limits().body_bytes_max;
         if bytes > max.saturating_add(crate::MESSAGE_BYTES_MAX) {
@@ -136,12 +158,39 @@ impl<C: Chooser> Conversation<C> {
         self.refuse(&Failure::new(ErrorKind::TooLarge, message), "too_large", Duration::ZERO)
     }
 
+    /// Notes that the proxy has ended the stream.
+    pub fn left(&mut self) {
+        self.trail.iter_mut().for_each(|trail| trail.has_left = true);
+    }
+
+    /// Notes that the stream ends because of the proxy, which has broken the protocol in this way.
+    pub fn broken(&mut self, kind: ErrorKind, detail: &'static str) {
+        if self.trail.as_ref().is_some_and(Trail::is_decided) {
+            return;
+        }
+        if self.trail.as_ref().is_none_or(|trail| trail.reason.is_none()) {
+            self.chooser.count(Outcome { model: "", outcome: "refused", reason: "protocol", took: Duration::ZERO });
+        }
+        if let Some(trail) = &mut self.trail {
+            trail.reason.get_or_insert("protocol");
+            trail.failed(&Failure::new(kind, "").log(detail));
+        }
+    }
+
     /// Takes in a message. Dropping the future leaves the request without a choice.
     pub async fn take(&mut self, message: ProcessingRequest) -> Replies {
+        let mut replies = self.step(message).await;
+        if let Some(lease) = self.message_lease.take() {
+            replies.hold.get_or_insert_with(|| Box::new(lease));
+        }
+        replies
+    }
+
+    async fn step(&mut self, message: ProcessingRequest) -> Replies {
         if message.observability_mode {
             return Replies::default();
         }
-        if let Some(modes) = message.protocol_config {
+        if let Some(modes) = message.protocol_config.filter(|_| self.trail.is_none()) {
             self.modes = (modes.request_body_mode(), modes.response_body_mode());
         }
         let metadata = message.metadata_context.as_ref();
@@ -160,10 +209,15 @@ impl<C: Chooser> Conversation<C> {
     }
 
     async fn request_head(&mut self, head: &HttpHeaders, metadata: Option<&Metadata>) -> Replies {
-        if self.request.is_some() {
+        if self.trail.is_some() {
+            self.broken(ErrorKind::Malformed, "a second request on one stream");
             return Replies { is_over: true, ..Replies::default() };
         }
-        self.request = Some(Head::read(head, metadata));
+        let asked = Head::read(head, metadata);
+        let route = Route::parse(&asked.method, &asked.target).map_or("-", |route| route.label());
+        self.dialect = route::dialect(&asked.target, &asked.headers);
+        self.trail = Some(Trail::new(asked.request_id.clone(), route, asked.client));
+        self.head = Some(asked);
         let mode = self.modes.0;
         match mode {
             _ if head.end_of_stream => self.choose(None, false).await,
@@ -179,10 +233,14 @@ impl<C: Chooser> Conversation<C> {
             BodySendMode::Streamed | BodySendMode::BufferedPartial | BodySendMode::Grpc => {
                 let failure =
                     Failure::internal("request_body_mode of the proxy is neither FULL_DUPLEX_STREAMED nor BUFFERED");
-                tracing::warn!(
-                    ?mode,
-                    "the proxy sends request bodies in a mode in which no endpoint can be picked: use FULL_DUPLEX_STREAMED or BUFFERED"
-                );
+                static SELDOM: Seldom = Seldom::new();
+                if let Some(left_out) = SELDOM.due() {
+                    tracing::warn!(
+                        ?mode,
+                        left_out,
+                        "the proxy sends request bodies in a mode in which no endpoint can be picked: use FULL_DUPLEX_STREAMED or BUFFERED"
+                    );
+                }
                 self.refuse(&failure, "mode", Duration::ZERO)
             }
         }
@@ -234,36 +292,31 @@ impl<C: Chooser> Conversation<C> {
     async fn choose(&mut self, body: Option<Body>, trailers: bool) -> Replies {
         let began = Instant::now();
         let awaited = std::mem::replace(&mut self.awaits_body, false);
-        let Some(head) = &mut self.request else { return Replies { is_over: true, ..Replies::default() } };
+        let Some(head) = self.head.take() else { return Replies { is_over: true, ..Replies::default() } };
         let bytes = body.as_ref().map(|body| body.bytes.clone()).unwrap_or_default();
-        let asked = Asked {
-            method: head.method.clone(),
-            target: head.target.clone(),
-            headers: std::mem::take(&mut head.headers),
-            body,
-            among: head.among.take(),
-            request_id: head.request_id.clone(),
-        };
-        // A refusal is written in the dialect of the head.
-        let headers = asked.headers.clone();
-        let chosen = self.chooser.choose(asked).await;
-        if let Some(head) = &mut self.request {
-            head.headers = headers;
-        }
-        let mut chosen = match chosen {
-            Ok(chosen) => chosen,
-            Err(failure) => {
-                let reason = reason(&failure);
-                return self.refuse(&failure, reason, began.elapsed());
-            }
-        };
+        let Head { method, target, headers, among, request_id, client } = head;
+        let mut chosen =
+            match self.chooser.choose(Asked { method, target, headers, body, among, request_id, client }).await {
+                Ok(chosen) => chosen,
+                Err(Refusal { failure, model, stream }) => {
+                    let reason = reason(&failure);
+                    if let Some(trail) = &mut self.trail {
+                        (trail.model, trail.stream) = (model, stream);
+                    }
+                    return self.refuse(&failure, reason, began.elapsed());
+                }
+            };
         let (renamed, hold) = (chosen.body.take(), chosen.hold.take());
-        let endpoints: Vec<String> = chosen.pick.endpoints().iter().map(ToString::to_string).collect();
-        let endpoints = endpoints.join(",");
+        let addresses = chosen.pick.endpoints();
+        let endpoints = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let took = began.elapsed();
         let (model, reason) = (chosen.pick.entry(), chosen.pick.reason());
         self.chooser.count(Outcome { model, outcome: "picked", reason, took });
         tracing::debug!(model, endpoints, reason, took_us = took.as_micros() as u64, "endpoint picked");
+        if let Some(trail) = &mut self.trail {
+            (trail.model, trail.stream) = (Some(model.into()), chosen.stream);
+            (trail.reason, trail.endpoints) = (Some(reason), addresses);
+        }
         self.chosen = Some(chosen);
         let full_duplex = self.modes.0 == BodySendMode::FullDuplexStreamed;
         let mut messages = Vec::with_capacity(2);
@@ -288,24 +341,40 @@ impl<C: Chooser> Conversation<C> {
     /// Answers the client in place of an endpoint.
     fn refuse(&mut self, failure: &Failure, reason: &'static str, took: Duration) -> Replies {
         self.awaits_body = false;
-        (self.body, self.whole, self.lease, self.chosen) = (BytesMut::new(), None, None, None);
-        let outcome = Outcome { model: "", outcome: "refused", reason, took };
-        self.chooser.count(outcome);
-        tracing::debug!(reason, status = failure.status(), log = failure.log.as_deref(), "no endpoint was picked");
-        let message = immediate(failure, self.request.as_ref());
+        (self.body, self.whole, self.lease, self.head) = (BytesMut::new(), None, None, None);
+        self.release(Instant::now());
+        let had_reply = self.trail.as_ref().is_some_and(|trail| trail.reason.is_some());
+        if let Some(trail) = &mut self.trail {
+            (trail.status, trail.reason) = (failure.status(), trail.reason.or(Some(reason)));
+            trail.failed(failure);
+        }
+        let trail = self.trail.as_ref();
+        let model = trail.and_then(|trail| trail.model.as_deref()).unwrap_or_default();
+        let request_id = trail.map_or("", |trail| trail.request_id.as_str());
+        if !had_reply {
+            self.chooser.count(Outcome { model, outcome: "refused", reason, took });
+        }
+        tracing::debug!(model, reason, status = failure.status(), log = failure.log.as_deref(), "request refused");
+        let message = immediate(failure, self.dialect, request_id);
         Replies { messages: vec![said(Reply::Immediate(message))], is_over: true, hold: None }
     }
 
     fn answer_head(&mut self, head: &HttpHeaders, metadata: Option<&Metadata>) -> Replies {
         let now = Instant::now();
         let text = |name: &[u8]| std::str::from_utf8(head.headers.as_ref()?.get(name)?).ok();
-        self.status = text(b":status").and_then(|status| status.parse().ok()).unwrap_or(0);
+        let status = text(b":status").and_then(|status| status.parse().ok()).unwrap_or(0);
+        if let Some(trail) = &mut self.trail {
+            (trail.status, trail.is_answering) = (status, true);
+            if status >= 400 {
+                trail.failed(&Failure::provider(ProviderFault::new(ProviderFault::class_of(status), "")));
+            }
+        }
         if let Some(chosen) = &mut self.chosen {
             let served = metadata.and_then(|metadata| metadata.texts(NAMESPACE, SERVED));
             if let Some(address) = served.and_then(|all| all.first()?.parse().ok()) {
                 chosen.pick.served(address, now);
             }
-            match self.status {
+            match status {
                 200..=299 => {
                     self.answer = Answer::new(chosen.surface, &fields(head), self.chooser.answer_lease());
                 }
@@ -316,7 +385,7 @@ impl<C: Chooser> Conversation<C> {
                 }
             }
             // Without the body, the head is all of the answer that is seen.
-            if self.status / 100 == 2 && (head.end_of_stream || self.modes.1 == BodySendMode::None) {
+            if status / 100 == 2 && (head.end_of_stream || self.modes.1 == BodySendMode::None) {
                 chosen.pick.answered(now);
             }
         }
@@ -327,9 +396,14 @@ impl<C: Chooser> Conversation<C> {
     }
 
     fn answer_body(&mut self, part: &HttpBody) -> Replies {
-        if let Some(chosen) = self.chosen.as_mut().filter(|_| self.status / 100 == 2 && !part.body.is_empty()) {
-            chosen.pick.answered(Instant::now());
-            self.answer.add(&part.body);
+        self.trail.iter_mut().for_each(|trail| trail.is_answering = true);
+        let is_good = self.is_good();
+        if let Some(chosen) = self.chosen.as_mut().filter(|_| is_good && !part.body.is_empty()) {
+            let now = Instant::now();
+            chosen.pick.answered(now);
+            if self.answer.add(&part.body) {
+                self.trail.iter_mut().for_each(|trail| trail.tokens(now));
+            }
         }
         if part.end_of_stream {
             self.answer_ended();
@@ -346,13 +420,50 @@ impl<C: Chooser> Conversation<C> {
 
     /// Takes in the end of the answer: the request is in flight no more.
     fn answer_ended(&mut self) {
-        if let Some(mut chosen) = self.chosen.take()
-            && self.status / 100 == 2
-        {
-            chosen.pick.answered(Instant::now());
-            chosen.pick.ended(self.answer.cached_tokens());
+        let (now, is_good, read) = (Instant::now(), self.is_good(), self.answer.end());
+        if let Some(chosen) = self.chosen.as_mut().filter(|_| is_good) {
+            chosen.pick.answered(now);
+            chosen.pick.ended(read.facts.filter(|_| read.is_complete).map(|facts| facts.cached_tokens));
         }
-        self.answer = Answer::Unread;
+        if let Some(trail) = &mut self.trail {
+            (trail.is_answering, trail.ended) = (true, trail.ended.or(Some(now)));
+        }
+        self.note(read);
+        self.release(now);
+    }
+
+    /// Returns true if the answer has a status of 2xx.
+    fn is_good(&self) -> bool {
+        self.trail.as_ref().is_some_and(|trail| trail.status / 100 == 2)
+    }
+
+    /// Notes for the log what was read of the answer.
+    fn note(&mut self, read: Read) {
+        let Some(trail) = self.trail.as_mut().filter(|_| self.chosen.is_some()) else { return };
+        read.failure.iter().for_each(|failure| trail.failed(failure));
+        trail.cost_usd = read.facts.zip(self.chosen.as_ref()).and_then(|(facts, chosen)| chosen.pick.cost(facts));
+        trail.read = read;
+    }
+
+    /// Lets go of the choice: the request is in flight no more.
+    fn release(&mut self, now: Instant) {
+        let Some(mut chosen) = self.chosen.take() else { return };
+        if let Some(trail) = &mut self.trail {
+            (trail.target, trail.attempts) = (Some(chosen.pick.target()), chosen.pick.attempts(now));
+        }
+    }
+}
+
+impl<C: Chooser> Drop for Conversation<C> {
+    fn drop(&mut self) {
+        let read = self.answer.cut();
+        self.note(read);
+        self.release(Instant::now());
+        let Some(mut trail) = self.trail.take() else { return };
+        if std::thread::panicking() {
+            trail.failed(&Failure::internal("a panic"));
+        }
+        self.chooser.ended(&trail.record(self.modes.1 != BodySendMode::None));
     }
 }
 
@@ -364,14 +475,22 @@ impl Head {
                 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
         let subset = metadata.and_then(|metadata| metadata.texts(SUBSET_NAMESPACE, SUBSET));
+        let headers = fields(head);
         Self {
+            client: client(&headers),
             method: text(b":method").and_then(|method| method.parse().ok()).unwrap_or_default(),
             target: text(b":path").unwrap_or("/").to_owned(),
-            headers: fields(head),
+            headers,
             among: subset.map(|all| all.iter().take(SUBSET_MAX).filter_map(|text| text.parse().ok()).collect()),
             request_id: text(b"x-request-id").filter(sane).map_or_else(new_request_id, str::to_owned),
         }
     }
+}
+
+/// Address of the client: the last that the proxy names, which it has seen itself.
+fn client(headers: &HeaderMap) -> Option<IpAddr> {
+    let last = headers.get_all("x-forwarded-for").iter().next_back()?.to_str().ok()?;
+    last.rsplit(',').next()?.trim().parse().ok()
 }
 
 /// Header fields of a head, without pseudo-headers and what is no field.
@@ -450,10 +569,7 @@ fn reason(failure: &Failure) -> &'static str {
 }
 
 /// Answer of the service to the client, in the client's dialect.
-fn immediate(failure: &Failure, head: Option<&Head>) -> ImmediateResponse {
-    let none = HeaderMap::new();
-    let (target, headers) = head.map_or(("/", &none), |head| (head.target.as_str(), &head.headers));
-    let (dialect, id) = (route::dialect(target, headers), head.map_or("", |head| head.request_id.as_str()));
+fn immediate(failure: &Failure, dialect: Dialect, id: &str) -> ImmediateResponse {
     let mut fields: Vec<(&'static str, Bytes)> = vec![
         ("content-type", Bytes::from_static(b"application/json")),
         ("x-request-id", Bytes::copy_from_slice(id.as_bytes())),
@@ -466,5 +582,24 @@ fn immediate(failure: &Failure, head: Option<&Head>) -> ImmediateResponse {
         headers: Some(HeaderMutation::set(fields)),
         body: failure.body(dialect, id),
         details: format!("penstock_{}", failure.shape().code.unwrap_or("refused")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_client_is_whom_the_proxy_has_seen() {
+        let at = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            values.iter().for_each(|value| {
+                headers.append("x-forwarded-for", HeaderValue::from_static(value));
+            });
+            client(&headers).map(|address| address.to_string())
+        };
+        assert_eq!(at(&["1.2.3.4"]).as_deref(), Some("1.2.3.4"));
+        assert_eq!(at(&["6.6.6.6, 1.2.3.4", "7.7.7.7,  2001:db8::1"]).as_deref(), Some("2001:db8::1"));
+        assert_eq!((at(&[]), at(&["somebody"])), (None, None));
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! The service speaks gRPC over HTTP/2: `envoy.service.ext_proc.v3.ExternalProcessor/Process`, one stream per request,
 //! and `grpc.health.v1.Health`. [`conversation`] has the steps of a request, [`chooser`] what it asks of the gateway,
-//! whose own requests are routed by the same code ([`penstock_relay::pick`]).
+//! whose own requests are routed by the same code ([`penstock_relay::pick`]). Each request that ends, in whatever way, leaves
+//! one record for the access log.
 //!
 //! Deliberately absent: a choice of its own; sockets to servers; keys and limits of clients, which are the proxy's; a
 //! request's body in a log.
@@ -14,11 +15,13 @@ pub mod chooser;
 pub mod conversation;
 pub mod framing;
 pub mod messages;
+mod seldom;
 mod server;
 #[cfg(test)]
 mod tests;
+mod trail;
 
-pub use chooser::{Asked, Chooser, Chosen, Outcome, Picked};
+pub use chooser::{Asked, Chooser, Chosen, Outcome, Picked, Refusal};
 pub use server::{CONNECTIONS_MAX, Running, Settings, start};
 
 /// Most bytes of a message besides a body: heads and metadata.

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
 use prost::{Enumeration, Message, Oneof};
 
 /// Message from the proxy: one step of a request or of its answer.
@@ -344,6 +345,29 @@ pub enum ServingStatus {
     NotServing = 2,
     /// There is no such service; for `Watch` alone.
     ServiceUnknown = 3,
+}
+
+impl ProcessingRequest {
+    /// Fields with a part of a body: `request_body`, `response_body`.
+    const BODIES: [u32; 2] = [4, 5];
+
+    /// Bytes of an encoded message besides parts of bodies: those become many small values when they are decoded, which
+    /// take up to fifty times their length. What cannot be read is counted as far as decoding would get.
+    pub fn bytes_besides_bodies(mut message: &[u8]) -> usize {
+        let mut besides = 0;
+        while !message.is_empty() {
+            let before = message.len();
+            let Ok((tag, kind)) = decode_key(&mut message) else { break };
+            let is_body = Self::BODIES.contains(&tag);
+            if skip_field(kind, tag, &mut message, DecodeContext::default()).is_err() {
+                break;
+            }
+            if !is_body {
+                besides += before - message.len();
+            }
+        }
+        besides
+    }
 }
 
 impl HeaderMap {

@@ -18,15 +18,18 @@ use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::MESSAGE_BYTES_MAX;
+use penstock_proto::ErrorKind;
+
 use crate::chooser::Chooser;
 use crate::conversation::{Conversation, Replies};
 use crate::framing::{FrameFault, Reader, framed};
 use crate::messages::{HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ServingStatus};
+use crate::seldom::Seldom;
 
 /// Most connections at once: each proxy has a few per thread.
 pub const CONNECTIONS_MAX: usize = 256;
@@ -46,6 +49,8 @@ const PENDING_RESETS_MAX: usize = 1024;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// Interval of pings, and the longest wait for a reply to one: a proxy that has vanished leaves no stream behind.
 const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
+/// Longest wait for the first message of a stream: the proxy opens a stream to send one.
+const FIRST_MAX: Duration = Duration::from_secs(10);
 /// Longest silence of a stream whose request has been picked for.
 const SILENCE_MAX: Duration = Duration::from_secs(3600);
 /// Largest message of a health check, in bytes.
@@ -152,7 +157,10 @@ async fn accept<C: Chooser>(chooser: Arc<C>, listener: TcpListener, tls: Option<
         let accepted = tokio::select! {
             biased;
             _ = stopped.wait_for(Option::is_some) => break,
-            _ = connections.join_next(), if !connections.is_empty() => continue,
+            ended = connections.join_next(), if !connections.is_empty() => {
+                ended.into_iter().for_each(|ended| looked_at(&*chooser, ended));
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         let stream = match accepted {
@@ -165,10 +173,14 @@ async fn accept<C: Chooser>(chooser: Arc<C>, listener: TcpListener, tls: Option<
             }
         };
         let Ok(place) = places.clone().try_acquire_owned() else {
-            tracing::warn!(
-                connections = CONNECTIONS_MAX,
-                "a connection to the endpoint picker was closed: too many are open"
-            );
+            static SELDOM: Seldom = Seldom::new();
+            if let Some(left_out) = SELDOM.due() {
+                tracing::warn!(
+                    connections = CONNECTIONS_MAX,
+                    left_out,
+                    "a connection to the endpoint picker was closed: too many are open"
+                );
+            }
             continue;
         };
         // Err: the connection is gone already.
@@ -212,13 +224,34 @@ async fn connection<C: Chooser, T: AsyncRead + AsyncWrite + Unpin>(chooser: Arc<
                 connection.graceful_shutdown();
             }
             () = &mut gone => return,
-            _ = streams.join_next(), if !streams.is_empty() => {}
+            ended = streams.join_next(), if !streams.is_empty() => {
+                ended.into_iter().for_each(|ended| looked_at(&*chooser, ended));
+            }
             accepted = connection.accept() => match accepted {
                 Some(Ok((request, respond))) => drop(streams.spawn(stream(chooser.clone(), request, respond))),
                 // The connection is done; its streams have ended with it.
-                Some(Err(_)) | None => return,
+                Some(Err(error)) => {
+                    static SELDOM: Seldom = Seldom::new();
+                    let is_of_peer = error.is_io() || error.is_remote();
+                    if let Some(left_out) = (!is_of_peer).then(|| SELDOM.due()).flatten() {
+                        let open = streams.len();
+                        tracing::warn!(%error, open, left_out, "a connection of the proxy to the endpoint picker was ended");
+                    }
+                    return;
+                }
+                None => return,
             },
         }
+    }
+}
+
+/// Counts a task that has panicked: one request, as a rule, which the proxy answers with an error.
+fn looked_at<C: Chooser>(chooser: &C, ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!("a request to the endpoint picker panicked");
+        chooser.panicked();
     }
 }
 
@@ -294,6 +327,17 @@ impl From<FrameFault> for Status {
     }
 }
 
+impl Status {
+    /// Kind of the failure of a request whose stream ends with this status, for the log.
+    fn kind(self) -> ErrorKind {
+        match self {
+            Status::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+            Status::ResourceExhausted => ErrorKind::TooLarge,
+            _ => ErrorKind::Malformed,
+        }
+    }
+}
+
 /// Window in which a body has to bring its rate.
 struct Pace {
     until: Instant,
@@ -302,16 +346,46 @@ struct Pace {
 
 /// Serves one request of a client; returns the status of the stream, or `None` where the proxy has ended it.
 async fn process<C: Chooser>(chooser: Arc<C>, body: &mut RecvStream, send: &mut SendStream<Bytes>) -> Option<Status> {
+    let mut talk = Conversation::new(chooser.clone());
+    let status = converse(&*chooser, &mut talk, body, send).await;
+    match status {
+        None => talk.left(),
+        Some(Status::Ok) => {}
+        Some(fault) => {
+            static SELDOM: Seldom = Seldom::new();
+            if let Some(left_out) = SELDOM.due() {
+                let reason = fault.message();
+                tracing::warn!(reason, left_out, "a stream of the proxy to the endpoint picker was ended");
+            }
+            talk.broken(fault.kind(), fault.message());
+        }
+    }
+    status
+}
+
+async fn converse<C: Chooser>(
+    chooser: &C,
+    talk: &mut Conversation<C>,
+    body: &mut RecvStream,
+    send: &mut SendStream<Bytes>,
+) -> Option<Status> {
     let limits = chooser.limits();
     let message_max = limits.body_bytes_max.saturating_add(MESSAGE_BYTES_MAX);
-    let mut talk = Conversation::new(chooser);
     let mut frames = Reader::default();
+    let first_by = Instant::now() + FIRST_MAX;
+    let mut has_begun = false;
     let window = || Pace { until: Instant::now() + limits.body_timeout, bytes: 0 };
     let mut pace = window();
     loop {
         let replies = match frames.next(message_max) {
             Ok(Some(bytes)) => {
+                if bytes.len() > MESSAGE_BYTES_MAX
+                    && ProcessingRequest::bytes_besides_bodies(&bytes) > MESSAGE_BYTES_MAX
+                {
+                    return Some(Status::ResourceExhausted);
+                }
                 let Ok(message) = ProcessingRequest::decode(bytes) else { return Some(Status::InvalidArgument) };
+                has_begun = true;
                 let awaited = talk.awaits_body();
                 let replies = tokio::select! {
                     biased;
@@ -329,7 +403,11 @@ async fn process<C: Chooser>(chooser: Arc<C>, body: &mut RecvStream, send: &mut 
                 {
                     refusal
                 } else {
-                    let until = if talk.awaits_body() { pace.until } else { Instant::now() + SILENCE_MAX };
+                    let until = match has_begun {
+                        false => first_by,
+                        true if talk.awaits_body() => pace.until,
+                        true => Instant::now() + SILENCE_MAX,
+                    };
                     match tokio::time::timeout_at(until, body.data()).await {
                         Ok(Some(Ok(bytes))) => {
                             frames.add(&bytes);
@@ -339,7 +417,10 @@ async fn process<C: Chooser>(chooser: Arc<C>, body: &mut RecvStream, send: &mut 
                             continue;
                         }
                         Ok(Some(Err(_))) => return None,
-                        Ok(None) => return Some(frames.end().map_or_else(Status::from, |()| Status::Ok)),
+                        Ok(None) => {
+                            talk.left();
+                            return Some(frames.end().map_or_else(Status::from, |()| Status::Ok));
+                        }
                         Err(_) if !talk.awaits_body() => return Some(Status::DeadlineExceeded),
                         Err(_) if pace.bytes >= limits.body_rate_bytes_min * limits.body_timeout.as_secs().max(1) => {
                             pace = window();

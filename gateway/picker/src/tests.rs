@@ -1,6 +1,9 @@
 //! Conversations with a double of the gateway, and messages against bytes that were written by hand from the numbers
 //! of the `.proto` files.
 
+mod log;
+mod service;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,10 +13,12 @@ use bytes::Bytes;
 use penstock_base::error::Failure;
 use penstock_http::{BodyBudget, BodyLease, HttpLimits};
 use penstock_proto::ErrorKind;
+use penstock_telemetry::{Attempt, Record};
 use penstock_types::Surface;
+use penstock_upstream::Facts;
 use prost::Message;
 
-use crate::chooser::{Asked, Chooser, Chosen, Outcome, Picked};
+use crate::chooser::{Asked, Chooser, Chosen, Outcome, Picked, Refusal};
 use crate::conversation::{Conversation, DESTINATION, NAMESPACE, Replies, SERVED, SUBSET, SUBSET_NAMESPACE};
 use crate::messages::{
     BodySendMode, HeaderMap, HeaderValue, HttpBody, HttpHeaders, HttpTrailers, ListValue, Metadata, Mutation,
@@ -30,6 +35,11 @@ struct Double {
     told: Told,
     body_bytes_max: usize,
     refuses: Option<ErrorKind>,
+    /// A choice that never comes, or panics.
+    hangs: bool,
+    panics: bool,
+    /// Records of requests that have ended, as the access log has them.
+    lines: Mutex<Vec<serde_json::Value>>,
     renames: bool,
     bodies: BodyBudget,
 }
@@ -70,6 +80,20 @@ impl Picked for Handle {
     fn ended(&mut self, cached_tokens: Option<u64>) {
         self.tell(format!("ended {cached_tokens:?}"));
     }
+
+    fn target(&self) -> Arc<str> {
+        "a/m".into()
+    }
+
+    fn cost(&self, facts: Facts) -> Option<f64> {
+        Some(facts.completion_tokens as f64)
+    }
+
+    fn attempts(&mut self, _: Instant) -> Vec<Attempt> {
+        let has = |what: &str| self.0.lock().expect("not poisoned").iter().any(|told| told.starts_with(what));
+        let outcome = if has("refused") { "error" } else { "abandoned" };
+        vec![Attempt { target: "a/m".into(), outcome, status: 0, ms: 1.0, sent: true }]
+    }
 }
 
 impl Drop for Handle {
@@ -96,26 +120,43 @@ impl Chooser for Double {
         true
     }
 
-    async fn choose(&self, asked: Asked) -> Result<Chosen, Failure> {
+    async fn choose(&self, asked: Asked) -> Result<Chosen, Refusal> {
         let body = asked.body.map(|body| String::from_utf8_lossy(&body.bytes).into_owned());
         let (method, target, among) = (asked.method, asked.target, asked.among);
         self.told.lock().expect("not poisoned").push(format!("{method} {target} {body:?} {among:?}"));
+        assert!(!self.panics, "as asked");
+        if self.hangs {
+            std::future::pending::<()>().await;
+        }
         if let Some(kind) = self.refuses {
-            return Err(Failure::new(kind, "no").retry_after(Duration::from_secs(2)));
+            let failure = Failure::new(kind, "no").retry_after(Duration::from_secs(2)).log("why");
+            let model = (kind != ErrorKind::ModelNotFound).then(|| "m".into());
+            return Err(Refusal { failure, model, stream: Some(false) });
         }
         let body = self.renames.then(|| vec![Bytes::from_static(b"{\"model\":"), Bytes::from_static(b"\"other\"}")]);
-        Ok(Chosen { pick: Box::new(Handle(self.told.clone())), surface: Some(Surface::Chat), body, hold: None })
+        let pick = Box::new(Handle(self.told.clone()));
+        Ok(Chosen { pick, surface: Some(Surface::Chat), stream: Some(true), body, hold: None })
     }
 
     fn count(&self, outcome: Outcome<'_>) {
         let told = format!("count {} {} {}", outcome.model, outcome.outcome, outcome.reason);
         self.told.lock().expect("not poisoned").push(told);
     }
+
+    fn ended(&self, record: &Record<'_>) {
+        self.lines.lock().expect("not poisoned").push(serde_json::to_value(record).expect("JSON"));
+    }
+
+    fn panicked(&self) {
+        self.told.lock().expect("not poisoned").push("panicked".into());
+    }
 }
 
 fn double() -> Double {
     let (told, bodies) = (Told::default(), BodyBudget::new(1 << 20, 1 << 10));
-    Double { told, body_bytes_max: 1 << 18, refuses: None, renames: false, bodies }
+    let lines = Mutex::default();
+    let (refuses, hangs, panics, renames) = (None, false, false, false);
+    Double { told, body_bytes_max: 1 << 18, refuses, hangs, panics, lines, renames, bodies }
 }
 
 fn head(fields: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
@@ -285,7 +326,8 @@ async fn refusals_are_in_the_clients_dialect() {
         assert!(replies.is_over);
         let said = short(&replies);
         assert!(said[0].starts_with(&format!("{status} {{\"error\":{{\"message\":\"no\"")), "{said:?}");
-        assert_eq!(told(&double)[1], format!("count  refused {reason}"));
+        let model = if kind == ErrorKind::ModelNotFound { "" } else { "m" };
+        assert_eq!(told(&double)[1], format!("count {model} refused {reason}"));
         let Some(Reply::Immediate(answer)) = &replies.messages[0].response else { panic!("an answer") };
         let fields = &answer.headers.as_ref().expect("fields").set_headers;
         let field = |name: &str| {
@@ -419,4 +461,21 @@ fn messages_have_the_numbers_of_the_proto_files() {
     };
     let reply = ProcessingResponse { response: Some(Reply::Immediate(answer)), dynamic_metadata: None };
     assert_eq!(reply.encode_to_vec(), b"\x3a\x0c\x0a\x03\x08\xf7\x03\x1a\x02no\x2a\x01d");
+}
+
+#[test]
+fn heads_and_metadata_are_counted_apart_from_bodies() {
+    let of = |request: Step| step(request).encode_to_vec();
+    let head = of(post());
+    assert_eq!(ProcessingRequest::bytes_besides_bodies(&head), head.len());
+    let body = of(Step::RequestBody(part(&"x".repeat(1 << 20), true)));
+    let answer = of(Step::ResponseBody(part("y", false)));
+    let both = [body.as_slice(), &head, &answer].concat();
+    assert_eq!(ProcessingRequest::bytes_besides_bodies(&body), 0);
+    assert_eq!(ProcessingRequest::bytes_besides_bodies(&both), head.len());
+    // A field that is cut, and bytes that are no field: decoding fails there, too.
+    for bytes in [&both[..body.len() + 5], b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b""] {
+        assert_eq!(ProcessingRequest::bytes_besides_bodies(bytes), 0);
+        assert!(bytes.is_empty() || ProcessingRequest::decode(bytes).is_err());
+    }
 }

@@ -2,23 +2,22 @@
 //! would get.
 //!
 //! The proxy has let the client in: neither keys nor limits nor plugins of this gateway see these requests. Each client
-//! address is an asker of its own for the breakers, as far as `x-forwarded-for` tells.
+//! address is an asker of its own for the breakers, as far as `x-forwarded-for` tells. The access log has a line for each
+//! request, as for the gateway's own.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::HeaderMap;
 use http::header::CONTENT_ENCODING;
 use penstock_auth::Principal;
 use penstock_auth::route::Route;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyLease, HttpLimits};
-use penstock_picker::{Asked, Chooser, Chosen, Outcome};
+use penstock_picker::{Asked, Chooser, Chosen, Outcome, Refusal};
 use penstock_proto::ErrorKind;
 use penstock_relay::Wanted;
-use penstock_telemetry::Metric;
+use penstock_telemetry::{Metric, Record};
 use penstock_types::{Bounds, Surface, peek};
 use penstock_upstream::Origin;
 use penstock_upstream::call::Call;
@@ -44,7 +43,7 @@ impl Chooser for Gateway {
         !self.is_leaving() && self.serving().models().pickable() > 0
     }
 
-    async fn choose(&self, asked: Asked) -> Result<Chosen, Failure> {
+    async fn choose(&self, asked: Asked) -> Result<Chosen, Refusal> {
         let serving = self.serving();
         let endpoints_max = serving.config.endpoint_picker.as_ref().map_or(1, |picker| picker.endpoints_max);
         let origin = Origin::default();
@@ -53,23 +52,26 @@ impl Chooser for Gateway {
         let route = Route::parse(&asked.method, &asked.target);
         match (route, asked.body) {
             (Ok(Route::Ask(ask) | Route::Count(ask)), Some(body)) => {
-                let client = client(&asked.headers);
                 if asked
                     .headers
                     .get(CONTENT_ENCODING)
                     .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
                 {
                     let message = "Compressed request bodies are not accepted.";
-                    return Err(Failure::new(ErrorKind::UnsupportedMedia, message));
+                    return Err(Failure::new(ErrorKind::UnsupportedMedia, message).into());
                 }
                 let decode = penstock_dialects::decode;
                 let mut call = Call::new(ask, body, asked.request_id, asked.headers, decode).await?;
-                call.client = client;
-                let entry = serving.entry(&call.model, &Principal::default())?;
-                let pick = serving.models().pick(&entry.name, &call, &wanted).await?;
+                call.client = asked.client;
+                let stream = Some(call.stream);
+                let entry = serving.entry(&call.model, &Principal::default());
+                let entry = entry.map_err(|failure| Refusal { failure, model: None, stream })?;
+                let pick = serving.models().pick(&entry.name, &call, &wanted).await;
+                let pick = pick.map_err(|failure| refused(failure, &entry.name, stream))?;
                 let renamed = renamed(&call, pick.model());
                 Ok(Chosen {
                     surface: Some(call.ask.surface),
+                    stream,
                     body: renamed,
                     pick: Box::new(pick),
                     hold: Some(Box::new(call)),
@@ -78,7 +80,7 @@ impl Chooser for Gateway {
             (_, Some(body)) => other(&serving, body, &wanted),
             (_, None) => {
                 let pick = Box::new(serving.models().pick_any(&wanted)?);
-                Ok(Chosen { surface: None, body: None, pick, hold: None })
+                Ok(Chosen { surface: None, stream: None, body: None, pick, hold: None })
             }
         }
     }
@@ -88,19 +90,36 @@ impl Chooser for Gateway {
         self.metrics.count(Metric::Picks, &[("model", model), ("outcome", outcome), ("reason", reason)]);
         self.metrics.observe(Metric::PickSeconds, &[("outcome", outcome)], took.as_secs_f64());
     }
+
+    fn ended(&self, record: &Record<'_>) {
+        let model = record.model.as_deref().unwrap_or_default();
+        self.metrics.count(Metric::PickEnds, &[("model", model), ("end", record.end)]);
+        self.access_log.write(record);
+    }
+
+    fn panicked(&self) {
+        self.metrics.count(Metric::Panics, &[]);
+    }
+}
+
+/// Refusal of a request for the entry `model`. A model without `[[models]]` has no entry, and is no label.
+fn refused(failure: Failure, model: &str, stream: Option<bool>) -> Refusal {
+    let has_entry = failure.kind != ErrorKind::ModelNotFound;
+    Refusal { failure, model: has_entry.then(|| model.into()), stream }
 }
 
 /// Chooses for an operation that is not read: by the model that a JSON body names, without a prompt.
-fn other(serving: &Serving, body: Body, wanted: &Wanted<'_>) -> Result<Chosen, Failure> {
+fn other(serving: &Serving, body: Body, wanted: &Wanted<'_>) -> Result<Chosen, Refusal> {
     let named = peek::peek(&body.bytes, None, &Bounds::default()).ok().and_then(|peek| peek.model);
     let pick = match named {
         Some(model) => {
             let entry = serving.entry(&model, &Principal::default())?;
-            serving.models().pick_unread(&entry.name, wanted)?
+            let pick = serving.models().pick_unread(&entry.name, wanted);
+            pick.map_err(|failure| refused(failure, &entry.name, None))?
         }
         None => serving.models().pick_any(wanted)?,
     };
-    Ok(Chosen { surface: None, body: None, pick: Box::new(pick), hold: Some(Box::new(body)) })
+    Ok(Chosen { surface: None, stream: None, body: None, pick: Box::new(pick), hold: Some(Box::new(body)) })
 }
 
 /// Body with the model's name at the endpoint, where that is another.
@@ -110,29 +129,4 @@ fn renamed(call: &Call, model: &str) -> Option<Vec<Bytes>> {
     }
     let at = call.peek.model_at.as_ref()?;
     Some(peek::renamed(&call.body, at, model))
-}
-
-/// Address of the client: the last that the proxy names, which it has seen itself.
-fn client(headers: &HeaderMap) -> Option<IpAddr> {
-    let last = headers.get_all("x-forwarded-for").iter().next_back()?.to_str().ok()?;
-    last.rsplit(',').next()?.trim().parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_client_is_whom_the_proxy_has_seen() {
-        let at = |values: &[&'static str]| {
-            let mut headers = HeaderMap::new();
-            values.iter().for_each(|value| {
-                headers.append("x-forwarded-for", http::HeaderValue::from_static(value));
-            });
-            client(&headers).map(|address| address.to_string())
-        };
-        assert_eq!(at(&["1.2.3.4"]).as_deref(), Some("1.2.3.4"));
-        assert_eq!(at(&["6.6.6.6, 1.2.3.4", "7.7.7.7,  2001:db8::1"]).as_deref(), Some("2001:db8::1"));
-        assert_eq!((at(&[]), at(&["somebody"])), (None, None));
-    }
 }

@@ -113,7 +113,7 @@ impl Trail {
         let now = Instant::now();
         for event in events {
             match event {
-                ChatEvent::Finish { reason, .. } => self.finish.push(said(*reason)),
+                ChatEvent::Finish { reason, .. } => self.finish.push(reason.name()),
                 ChatEvent::Usage(_) | ChatEvent::Prompt { .. } => continue,
                 _ => {}
             }
@@ -150,7 +150,7 @@ impl Trail {
             .map(|(first, last)| (last - first).as_secs_f64() / (tokens - 1) as f64);
         self.measure(gateway, carried.status, seconds, ttft, tpot);
         if self.finish.is_empty() {
-            self.finish.extend(self.course.finish.map(said));
+            self.finish.extend(self.course.finish.map(FinishReason::name));
         }
         let cost_usd = self.cost_usd();
         if let Some(trace) = self.trace.take() {
@@ -193,6 +193,8 @@ impl Trail {
             limit: self.limit,
             target: self.course.target,
             worker: self.course.worker,
+            reason: None,
+            endpoints: Vec::new(),
             end,
             hedged: self.course.hedged,
             resumes: self.facts.map_or(0, |facts| facts.resumes),
@@ -277,15 +279,6 @@ impl Trail {
                 metrics.observe(Metric::TokenUsage, &labels, count as f64);
             }
         }
-    }
-}
-
-fn said(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-        FinishReason::ToolCalls => "tool_calls",
-        FinishReason::ContentFilter => "content_filter",
     }
 }
 

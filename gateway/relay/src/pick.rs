@@ -10,15 +10,16 @@ use std::time::{Duration, Instant};
 
 use penstock_base::error::Failure;
 use penstock_proto::ErrorKind;
-use penstock_telemetry::Metric;
+use penstock_telemetry::{Attempt, Metric};
 use penstock_types::{FaultClass, ProviderFault, Surface};
 use penstock_upstream::call::Call;
 use penstock_upstream::lane::Why;
-use penstock_upstream::{Asker, Origin};
+use penstock_upstream::{Asker, Facts, Origin};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::config::TargetConfig;
 use super::core::{Asked, Choice, Core};
+use super::cost::cost;
 use super::models::Models;
 use super::prefix::{Prefix, Share};
 use super::race::settle;
@@ -55,6 +56,10 @@ pub struct Pick {
     /// True if the answer says something of the target's health: the request is of a known operation.
     is_judged: bool,
     is_noted: bool,
+    /// Time at which the present target was asked.
+    entered: Instant,
+    /// Targets whose outcome is known, in the order of their outcome.
+    attempts: Vec<Attempt>,
 }
 
 impl Models {
@@ -165,6 +170,8 @@ impl Pick {
             reason,
             is_judged: true,
             is_noted: false,
+            entered: now,
+            attempts: Vec::new(),
         })
     }
 
@@ -184,9 +191,9 @@ impl Pick {
         &self.core.rules.name
     }
 
-    /// Id of the target that is asked.
-    pub fn target(&self) -> &str {
-        &self.permit.target.id
+    /// Id of the target that is asked; after [`Pick::served`], of the one that has answered.
+    pub fn target(&self) -> Arc<str> {
+        self.permit.target.id.clone()
     }
 
     /// Reason of the choice, from a bounded set: `only`, `fallback`, `trial`, `sticky`, `cached` or `policy`.
@@ -214,18 +221,18 @@ impl Pick {
         }
         let Some(index) = self.others.iter().copied().find(is_at) else { return };
         self.permit.failed(Why::Errors, now, None);
-        self.note(Reason::Error.name());
+        self.note(Reason::Error.name(), 0, now);
         self.permit = enter(&self.core, index, self.asked, &self.key, self.prefix.as_ref(), now);
         self._place =
             self.core.targets[index].endpoint.as_ref().and_then(|at| at.places.clone().try_acquire_owned().ok());
-        (self.index, self.is_noted) = (index, false);
+        (self.index, self.is_noted, self.entered) = (index, false, now);
     }
 
     /// Takes in the first part of a good answer.
     pub fn answered(&mut self, now: Instant) {
         if self.is_judged && !self.is_noted {
             self.permit.answered(now);
-            self.note("answered");
+            self.note("answered", 0, now);
         }
     }
 
@@ -243,7 +250,7 @@ impl Pick {
         failure.retry_after = retry_after;
         let verdict = judge(&failure);
         settle(&mut self.permit, &failure, verdict, now);
-        self.note(verdict.reason.map_or("refused", Reason::name));
+        self.note(verdict.reason.map_or("refused", Reason::name), status, now);
     }
 
     /// Takes in the end of a complete answer, with the cached tokens that it reports; `None`: it reports no usage.
@@ -253,17 +260,33 @@ impl Pick {
         }
     }
 
-    fn note(&mut self, outcome: &'static str) {
+    /// Cost of an answer in dollars at the target that is asked; `None`: its price is not known, or no tokens were
+    /// counted.
+    pub fn cost(&self, facts: Facts) -> Option<f64> {
+        cost(facts, self.core.price(self.index)?)
+    }
+
+    /// Ends the pick, and takes out the targets that were asked, in the order of their outcome. A target without an
+    /// outcome so far was abandoned. Empty where the answer is not judged.
+    pub fn attempts(&mut self, now: Instant) -> Vec<Attempt> {
+        if self.is_judged && !self.is_noted {
+            self.note("abandoned", 0, now);
+        }
+        std::mem::take(&mut self.attempts)
+    }
+
+    fn note(&mut self, outcome: &'static str, status: u16, now: Instant) {
         self.is_noted = true;
-        self.core.count(Metric::Attempts, &[("target", &self.permit.target.id), ("outcome", outcome)]);
+        let target = self.permit.target.id.clone();
+        self.core.count(Metric::Attempts, &[("target", &target), ("outcome", outcome)]);
+        let ms = now.saturating_duration_since(self.entered).as_micros() as f64 / 1e3;
+        self.attempts.push(Attempt { target, outcome, status, ms, sent: true });
     }
 }
 
 impl Drop for Pick {
     fn drop(&mut self) {
-        if self.is_judged && !self.is_noted {
-            self.note("abandoned");
-        }
+        self.attempts(Instant::now());
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -35,7 +36,7 @@ pub struct Record<'a> {
     /// Address of the connection's peer, without its port; absent for a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Protocol of the connection: `h1` or `h2`.
+    /// Protocol of the connection: `h1`, `h2` or `console`; `ext_proc` for a request to the endpoint picker.
     pub protocol: &'a str,
     /// Bounded name of the route, or `-`.
     pub route: &'a str,
@@ -101,6 +102,12 @@ pub struct Record<'a> {
     /// Id of the worker that answered; absent unless a pool did.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
     pub worker: Option<Arc<str>>,
+    /// Reason of the endpoint picker's choice or refusal, as in `penstock_picks_total`; absent for other requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+    /// Endpoints that the endpoint picker named, in the order in which the proxy shall ask them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<SocketAddr>,
     /// Attempts at targets in the order of their outcome; empty if there was exactly one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
@@ -119,7 +126,8 @@ pub struct Record<'a> {
     /// Longest time without a token during a change of worker, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap_ms: Option<f64>,
-    /// Outcome of the request: `complete`, `failed`, or `client_gone`.
+    /// Outcome of the request: `complete`, `failed`, or `client_gone`; of one to the endpoint picker also `cut` (the proxy
+    /// showed no end of the answer) or `unseen` (the proxy shows no bodies of answers).
     pub end: &'static str,
     /// True if the client left before the end.
     #[serde(skip_serializing_if = "is_false")]

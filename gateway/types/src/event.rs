@@ -124,6 +124,18 @@ pub enum FinishReason {
     ContentFilter,
 }
 
+impl FinishReason {
+    /// Name in the access log and in traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::ToolCalls => "tool_calls",
+            FinishReason::ContentFilter => "content_filter",
+        }
+    }
+}
+
 /// Service tier at a provider, as far as it changes the price.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceTier {

@@ -1,10 +1,11 @@
 //! Bytes of a proxy's stream to the endpoint picker: nothing panics, no memory of a body is left behind, a body goes back as
-//! it came, and the replies are messages.
+//! it came, the replies are messages, and a request leaves one record for the access log.
 
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -13,15 +14,18 @@ use penstock_http::{BodyBudget, BodyLease, HttpLimits};
 use penstock_picker::conversation::Conversation;
 use penstock_picker::framing::{Reader, framed};
 use penstock_picker::messages::{Mutation, ProcessingRequest, Reply, Step};
-use penstock_picker::{Asked, Chooser, Chosen, Outcome, Picked};
+use penstock_picker::{Asked, Chooser, Chosen, Outcome, Picked, Refusal};
 use penstock_proto::ErrorKind;
+use penstock_telemetry::{Attempt, Record};
 use penstock_types::Surface;
+use penstock_upstream::Facts;
 use prost::Message;
 
 /// Largest body in the target.
 const BODY_BYTES_MAX: usize = 4096;
 
-struct Double(BodyBudget);
+/// Double of the gateway: its memory for bodies, and the number of records that it was given.
+struct Double(BodyBudget, AtomicUsize);
 
 struct Endpoint;
 
@@ -47,6 +51,18 @@ impl Picked for Endpoint {
     }
 
     fn ended(&mut self, _: Option<u64>) {}
+
+    fn target(&self) -> Arc<str> {
+        "a/m".into()
+    }
+
+    fn cost(&self, _: Facts) -> Option<f64> {
+        None
+    }
+
+    fn attempts(&mut self, _: Instant) -> Vec<Attempt> {
+        Vec::new()
+    }
 }
 
 #[async_trait::async_trait]
@@ -67,16 +83,25 @@ impl Chooser for Double {
         true
     }
 
-    async fn choose(&self, asked: Asked) -> Result<Chosen, Failure> {
+    async fn choose(&self, asked: Asked) -> Result<Chosen, Refusal> {
         let length = asked.body.as_ref().map_or(0, |body| body.bytes.len());
         assert!(length <= BODY_BYTES_MAX);
         if length % 7 == 6 {
-            return Err(Failure::new(ErrorKind::Unavailable, "none"));
+            return Err(Failure::new(ErrorKind::Unavailable, "none").into());
         }
-        Ok(Chosen { pick: Box::new(Endpoint), surface: Some(Surface::Chat), body: None, hold: None })
+        Ok(Chosen { pick: Box::new(Endpoint), surface: Some(Surface::Chat), stream: None, body: None, hold: None })
     }
 
     fn count(&self, _: Outcome<'_>) {}
+
+    fn ended(&self, record: &Record<'_>) {
+        let is_known = ["complete", "failed", "client_gone", "cut", "unseen"].contains(&record.end);
+        assert!(is_known && (record.end == "failed") == record.error.is_some());
+        assert!((1..=128).contains(&record.request_id.len()));
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn panicked(&self) {}
 }
 
 /// The double never waits.
@@ -88,8 +113,9 @@ fn now<F: Future>(future: F) -> F::Output {
 }
 
 pub(crate) fn run(input: &[u8]) {
-    let double = Arc::new(Double(BodyBudget::new(1 << 20, BODY_BYTES_MAX)));
+    let double = Arc::new(Double(BodyBudget::new(1 << 20, BODY_BYTES_MAX), AtomicUsize::new(0)));
     let (mut reader, mut talk) = (Reader::default(), Conversation::new(double.clone()));
+    let mut has_head = false;
     let (mut came, mut back): (Vec<u8>, Vec<u8>) = Default::default();
     reader.add(input);
     while let Ok(Some(bytes)) = reader.next(2 * BODY_BYTES_MAX) {
@@ -98,6 +124,7 @@ pub(crate) fn run(input: &[u8]) {
         if let Some(Step::RequestBody(part)) = message.request.as_ref().filter(|_| talk.awaits_body()) {
             came.extend_from_slice(&part.body);
         }
+        has_head |= matches!(message.request, Some(Step::RequestHeaders(_))) && !message.observability_mode;
         let replies = now(talk.take(message));
         let mut is_streamed = false;
         for reply in &replies.messages {
@@ -117,5 +144,6 @@ pub(crate) fn run(input: &[u8]) {
         }
     }
     drop(talk);
+    assert_eq!(double.1.load(Ordering::Relaxed), usize::from(has_head), "one record for a request");
     assert_eq!(double.0.bytes_held(), 0);
 }

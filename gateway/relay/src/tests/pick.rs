@@ -158,6 +158,9 @@ fn failures_that_pass_by_open_the_breaker() {
     for _ in 0..5 {
         pick(&models, STREAM).refused(500, None, now);
     }
+    let mut left = pick(&models, STREAM);
+    assert_eq!(left.attempts(now).pop().map(|one| (one.outcome, one.status)), Some(("abandoned", 0)));
+    drop(left);
     let trial = pick(&models, STREAM);
     assert_eq!(trial.reason(), "trial", "no model is blocked altogether");
     let other = pick(&models, STREAM);
@@ -177,12 +180,15 @@ fn the_second_answers_for_the_first() {
         assert_eq!(pick.endpoints(), [at("a"), at("b")]);
         pick.served(at("a"), now);
         pick.served(at("c"), now);
-        assert_eq!(pick.target(), "a/m", "an endpoint that was not named changes nothing");
+        assert_eq!(&*pick.target(), "a/m", "an endpoint that was not named changes nothing");
         pick.served(at("b"), now);
         pick.answered(now);
-        assert_eq!(pick.target(), "b/m");
+        assert_eq!(&*pick.target(), "b/m");
         let busy: Vec<usize> = models.targets().iter().map(|target| target.in_flight).collect();
         assert_eq!(busy, [0, 1]);
+        let asked: Vec<_> = pick.attempts(now).into_iter().map(|one| (one.target.to_string(), one.outcome)).collect();
+        assert_eq!(asked, [("a/m".to_owned(), "error"), ("b/m".to_owned(), "answered")]);
+        assert!(pick.attempts(now).is_empty(), "taken out once");
     }
     assert_eq!(home(&models, STREAM), at("b"), "the first is left out now");
 }

@@ -24,6 +24,7 @@ impl Metric {
                 &["model", "target", "layer"]
             }
             Metric::Picks => &["model", "outcome", "reason"],
+            Metric::PickEnds => &["model", "end"],
             Metric::BatchLines | Metric::DryRuns | Metric::ConsoleRenewals | Metric::PickSeconds => &["outcome"],
             Metric::WebhookMessages => &["webhook", "outcome"],
             Metric::PluginCalls => &["plugin", "hook", "outcome"],

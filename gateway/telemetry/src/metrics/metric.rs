@@ -73,6 +73,8 @@ pub enum Metric {
     WebhookMessages,
     /// Requests to the endpoint picker, by outcome and reason.
     Picks,
+    /// Requests to the endpoint picker that have ended, by end.
+    PickEnds,
     /// Seconds from the last byte of a request to the picker's reply, by outcome.
     PickSeconds,
 }
@@ -99,7 +101,7 @@ const PICK: &[f64] = &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    pub(super) const ALL: [Metric; 36] = [
+    pub(super) const ALL: [Metric; 37] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -135,6 +137,7 @@ impl Metric {
         Metric::WorkerGap,
         Metric::WebhookMessages,
         Metric::Picks,
+        Metric::PickEnds,
         Metric::PickSeconds,
     ];
 
@@ -212,6 +215,11 @@ impl Metric {
                 "penstock_picks_total",
                 Kind::Counter,
                 "Requests to the endpoint picker, by outcome (picked, refused) and reason.",
+            ),
+            Metric::PickEnds => (
+                "penstock_pick_ends_total",
+                Kind::Counter,
+                "Requests to the endpoint picker that have ended, by end: complete, failed, client_gone, cut, unseen.",
             ),
             Metric::PickSeconds => (
                 "penstock_pick_seconds",
