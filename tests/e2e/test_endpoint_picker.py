@@ -481,6 +481,27 @@ def test_other_modes_of_the_filter(tmp_path, pair, mode):
         assert ends == {(200, "unseen" if mode == "NONE" else "complete")}, ends
 
 
+def test_a_filter_that_cannot_be_picked_for_is_said_so(tmp_path, pair):
+    """The client has an answer at once, the operator a line for each request and a warning. Without heads, Envoy does not ask."""
+    streamed = {"request_body_mode": "STREAMED"}
+    running, port = picking_gateway(tmp_path / "g", {"a": pair[0], "b": pair[1]})
+    with running as gateway, envoy(tmp_path / "e", [picking(port, **streamed)], [by_header(), picker(port)]) as proxy:
+        for _ in range(5):
+            with pytest.raises(openai.InternalServerError) as refused:
+                client(proxy).chat.completions.create(model="chat", messages=user("x"))
+            assert refused.value.status_code == 500
+            line = line_of(gateway, refused.value.response.headers["x-request-id"])
+            assert (line["reason"], line["error"], line["end"]) == ("mode", "Internal", "failed"), line
+            assert "request_body_mode" in line["detail"], line
+        assert "its modes must be changed" in gateway.log()
+        headless = [picking(port, request_header_mode="SKIP")]
+        with envoy(tmp_path / "e2", headless, [by_header(), picker(port)]) as silent:
+            with pytest.raises(openai.InternalServerError) as refused:
+                client(silent).chat.completions.create(model="chat", messages=user("x"))
+            assert refused.value.status_code == 503
+    assert not any(server.asked() for server in pair)
+
+
 def test_tls_and_a_name_that_is_followed(tmp_path, pair):
     """Envoy trusts the picker's certificate; the one server is behind a host name."""
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
@@ -609,6 +630,7 @@ def test_the_service_ends_with_its_requests(tmp_path):
             go_on.set()
             assert [chunk for chunk in stream][-1].choices[0].finish_reason == "stop"
             assert gateway.process.wait(60) == 0
+            assert [line["end"] for line in lines(gateway) if line.get("stream")] == ["complete"], "its line is written"
 
 
 def test_an_upgrade_hands_the_socket_on(tmp_path):

@@ -231,23 +231,32 @@ impl<C: Chooser> Conversation<C> {
                 Replies::default()
             }
             BodySendMode::Streamed | BodySendMode::BufferedPartial | BodySendMode::Grpc => {
-                let failure =
-                    Failure::internal("request_body_mode of the proxy is neither FULL_DUPLEX_STREAMED nor BUFFERED");
-                static SELDOM: Seldom = Seldom::new();
-                if let Some(left_out) = SELDOM.due() {
-                    tracing::warn!(
-                        ?mode,
-                        left_out,
-                        "the proxy sends request bodies in a mode in which no endpoint can be picked: use FULL_DUPLEX_STREAMED or BUFFERED"
-                    );
-                }
-                self.refuse(&failure, "mode", Duration::ZERO)
+                self.bad_mode("request_body_mode of the proxy is neither FULL_DUPLEX_STREAMED nor BUFFERED")
             }
         }
     }
 
+    /// Refuses a request of a proxy that is not configured as the choice of an endpoint needs it.
+    fn bad_mode(&mut self, what: &'static str) -> Replies {
+        static SELDOM: Seldom = Seldom::new();
+        if let Some(left_out) = SELDOM.due() {
+            let mode = self.modes.0;
+            tracing::warn!(
+                ?mode,
+                left_out,
+                what,
+                "no endpoint can be picked for the requests of a proxy: its modes must be changed"
+            );
+        }
+        self.refuse(&Failure::internal(what), "mode", Duration::ZERO)
+    }
+
     async fn request_body(&mut self, part: HttpBody) -> Replies {
         if !self.awaits_body {
+            if self.trail.is_none() {
+                self.trail = Some(Trail::new(new_request_id(), "-", None));
+                return self.bad_mode("the proxy sends a body without a head: request_header_mode must be SEND");
+            }
             // Behind the end, or of a request that has been replied to.
             return Replies::default();
         }

@@ -115,7 +115,7 @@ fn now<F: Future>(future: F) -> F::Output {
 pub(crate) fn run(input: &[u8]) {
     let double = Arc::new(Double(BodyBudget::new(1 << 20, BODY_BYTES_MAX), AtomicUsize::new(0)));
     let (mut reader, mut talk) = (Reader::default(), Conversation::new(double.clone()));
-    let mut has_head = false;
+    let mut has_request = false;
     let (mut came, mut back): (Vec<u8>, Vec<u8>) = Default::default();
     reader.add(input);
     while let Ok(Some(bytes)) = reader.next(2 * BODY_BYTES_MAX) {
@@ -124,7 +124,8 @@ pub(crate) fn run(input: &[u8]) {
         if let Some(Step::RequestBody(part)) = message.request.as_ref().filter(|_| talk.awaits_body()) {
             came.extend_from_slice(&part.body);
         }
-        has_head |= matches!(message.request, Some(Step::RequestHeaders(_))) && !message.observability_mode;
+        let begins = matches!(message.request, Some(Step::RequestHeaders(_) | Step::RequestBody(_)));
+        has_request |= begins && !message.observability_mode;
         let replies = now(talk.take(message));
         let mut is_streamed = false;
         for reply in &replies.messages {
@@ -144,6 +145,6 @@ pub(crate) fn run(input: &[u8]) {
         }
     }
     drop(talk);
-    assert_eq!(double.1.load(Ordering::Relaxed), usize::from(has_head), "one record for a request");
+    assert_eq!(double.1.load(Ordering::Relaxed), usize::from(has_request), "one record for a request");
     assert_eq!(double.0.bytes_held(), 0);
 }

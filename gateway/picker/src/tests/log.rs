@@ -192,7 +192,11 @@ async fn each_refusal_has_its_line() {
     assert_eq!(line(vast(), vec![request()], full).await, refused("memory", "Overloaded", 503));
     let streamed = vec![with_modes(request(), BodySendMode::Streamed, BodySendMode::Streamed)];
     let mode = line_of(double(), streamed, NOTHING).await;
-    assert_eq!((&mode["reason"], &mode["error"], &mode["status"]), (&json!("mode"), &json!("Internal"), &json!(500)));
+    let headless = line(double(), vec![body()], NOTHING).await;
+    for refused in [mode, headless] {
+        let said = (&refused["reason"], &refused["error"], &refused["status"]);
+        assert_eq!(said, (&json!("mode"), &json!("Internal"), &json!(500)), "{refused}");
+    }
     // The proxy breaks the protocol: the kind of the failure and what it was.
     let broken: fn(&mut Conversation<Double>) = |talk| talk.broken(ErrorKind::Malformed, "a message cannot be read");
     let more = json!({"status": 0, "end": "failed", "error": "Malformed", "detail": "a message cannot be read"});
@@ -328,7 +332,7 @@ proptest! {
             let replies = match act {
                 Act::Message(message) => {
                     if !message.observability_mode {
-                        has_head |= matches!(message.request, Some(Step::RequestHeaders(_)));
+                        has_head |= matches!(message.request, Some(Step::RequestHeaders(_) | Step::RequestBody(_)));
                         match message.request.as_ref().filter(|_| has_head) {
                             Some(Step::ResponseHeaders(head)) => {
                                 is_answering = true;
