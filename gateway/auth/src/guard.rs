@@ -101,8 +101,8 @@ impl Guard {
         }
     }
 
-    /// Authenticates a request and checks that its principal may use the route. Notes the client's address, as trusted
-    /// proxies give it, in the exchange.
+    /// Authenticates a request and checks that its principal may use the route. Notes the client in the exchange: its
+    /// address, as trusted proxies give it, and its key's tenant.
     ///
     /// # Errors
     /// 401 without a valid credential, 403 outside of its scope, 429 for an address with too many failures, 503 when
@@ -116,7 +116,7 @@ impl Guard {
         let (head, class) = (&exchange.head, route.auth_class());
         let address = credential::client(exchange.peer(), &head.headers, &identity.config.trusted_proxies);
         if class == AuthClass::Open {
-            exchange.set_client(address);
+            exchange.set_client(address, "");
             return Ok(NOBODY.clone());
         }
         let now = clock::unix_seconds();
@@ -125,7 +125,7 @@ impl Guard {
         let principal = self.known(identity, given, certificate, address, now).await?;
         let dialect = exchange.dialect;
         let asked = Use { route: route.label(), class, dialect, address, is_live: true, now };
-        exchange.set_client(address);
+        exchange.set_client(address, principal.tenant());
         principal.check(&asked).inspect_err(|_| self.count("scope"))?;
         Ok(principal)
     }

@@ -1,9 +1,10 @@
 //! Ground of the gateway's crates: failures and their HTTP shape, the wall clock, secrets, per-thread shards, percent-encoding,
-//! notice of freed memory.
+//! notice of freed memory, who asks.
 //!
 //! Deliberately absent: sockets, configuration, anything that makes a request wait.
 #![forbid(unsafe_code)]
 
+pub mod asker;
 pub mod clock;
 pub mod error;
 pub mod freed;

@@ -82,7 +82,7 @@ pub const KEYS: &[Key] = &[
     key("server", "address_connections_per_second", "200", "New connections per second of one address, averaged over ten seconds; further ones are closed. Not for loopback and auth.trusted_proxies. 0: no limit."),
     key("server", "head_bytes_max", "32768", "Largest request head (request line and header fields)."),
     key("server", "body_bytes_max", "33554432", "Largest request body."),
-    key("server", "body_memory_bytes_max", "536870912", "Memory for all request bodies together; when it is used up, requests are answered 503 with Retry-After. Up to an eighth is kept for bodies of at most 64 KiB."),
+    key("server", "body_memory_bytes_max", "536870912", "Memory for all request bodies together; when it is used up, requests are answered 503 with Retry-After. Up to an eighth is kept for bodies of at most 64 KiB, and bodies of one key (where no key is required, of one client address) hold at most half together, or one largest body where that is more."),
     key("server", "answer_memory_bytes_max", "536870912", "Memory for all buffered parts of answers together: whole answers, events that have not ended, text that is collected to be stored. When it is used up, an answer that needs more gets 503 with Retry-After, and a stream ends with an error. Up to an eighth is kept for answers that hold at most 64 KiB, and answers of one key hold at most half together, or one answer of 64 MiB where that is more."),
     key("server", "event_bytes_max", "4194304", "Largest event of a text stream from a provider; a larger one ends the stream with an error."),
     key("server", "image_event_bytes_max", "33554432", "Largest event of a stream that can carry images (Gemini and Responses)."),

@@ -27,6 +27,7 @@ use super::wire::Wire;
 use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
 use crate::cancel::{Cancelled, Ender};
 use crate::certificate::Certificate;
+use penstock_base::asker::Asker;
 use penstock_base::clock;
 use penstock_base::error::Failure;
 
@@ -115,6 +116,7 @@ pub struct Exchange {
     status: u16,
     peer: Option<IpAddr>,
     client: Option<IpAddr>,
+    asker: Asker,
     limits: HttpTimes,
     cancel: Cancelled,
     ended_by: Option<Ender>,
@@ -160,6 +162,7 @@ impl Exchange {
             cancel: Cancelled::default(),
             ended_by: None,
             client: None,
+            asker: Asker::default(),
             limits: HttpTimes {
                 write_stall: limits.write_stall,
                 body_timeout: limits.body_timeout,
@@ -200,9 +203,15 @@ impl Exchange {
         digest.extension.get::<Certificate>().cloned()
     }
 
-    /// Sets the address of the client, as trusted proxies give it.
-    pub fn set_client(&mut self, address: Option<IpAddr>) {
+    /// Sets the address of the client, as trusted proxies give it, and the tenant of its key (empty: none).
+    pub fn set_client(&mut self, address: Option<IpAddr>, tenant: &str) {
         self.client = address;
+        self.asker = Asker::new(tenant, self.client());
+    }
+
+    /// Identity of the client for whatever is shared out; nobody until [`Self::set_client`].
+    pub fn asker(&self) -> Asker {
+        self.asker
     }
 
     /// Adds fields to the response, whatever its status will be.
@@ -516,7 +525,7 @@ impl Intake {
     fn new(exchange: &Exchange, budget: &BodyBudget) -> Self {
         Self {
             bytes: Vec::new(),
-            lease: budget.lease(),
+            lease: budget.lease_of(exchange.asker),
             window: exchange.started,
             before: 0,
             received: 0,
@@ -550,11 +559,7 @@ impl Intake {
         if bytes > self.limits.body_bytes_max {
             return Err(self.too_large());
         }
-        self.lease.cover(bytes).map_err(|_| {
-            let failure =
-                Failure::new(ErrorKind::Overloaded, "Too many large requests are in flight. Try again shortly.");
-            BodyFault::Refuse(failure.retry_after(Duration::from_secs(1)))
-        })
+        self.lease.cover(bytes).map_err(|why| BodyFault::Refuse(why.failure()))
     }
 
     async fn read_length(&mut self, stream: &mut Stream, buf: &mut BytesMut, length: usize) -> Result<(), BodyFault> {

@@ -134,12 +134,10 @@ impl<C: Chooser> Conversation<C> {
         if bytes > max.saturating_add(crate::MESSAGE_BYTES_MAX) {
             return Err(self.too_large(max));
         }
-        let lease = self.lease.get_or_insert_with(|| self.chooser.lease());
-        lease.cover(bytes).map_err(|_| {
-            let message = "Too many request bodies are being read. Try again shortly.";
-            let failure = Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1));
-            self.refuse(&failure, "memory", Duration::ZERO)
-        })
+        let mut lease = self.lease.take().unwrap_or_else(|| self.empty_lease());
+        let covered = lease.cover(bytes);
+        self.lease = Some(lease);
+        covered.map_err(|why| self.refuse(&why.failure(), "memory", Duration::ZERO))
     }
 
     /// Refuses a body whose parts come too slowly.
@@ -292,8 +290,15 @@ impl<C: Chooser> Conversation<C> {
     /// Takes the whole body out, with its lease.
     fn taken(&mut self) -> Body {
         let bytes = self.whole.take().unwrap_or_else(|| std::mem::take(&mut self.body).freeze());
-        let lease = self.lease.take().unwrap_or_else(|| self.chooser.lease());
+        let lease = self.lease.take().unwrap_or_else(|| self.empty_lease());
         Body { bytes, lease }
+    }
+
+    fn empty_lease(&self) -> BodyLease {
+        match &self.request {
+            Some(head) => self.chooser.lease(&head.headers),
+            None => self.chooser.lease(&HeaderMap::new()),
+        }
     }
 
     /// Chooses the endpoint and replies to the head, and to the body that was held back. `trailers`: the request ends

@@ -26,8 +26,10 @@ use crate::phases::Served;
 use crate::request_log::{Carried, Trail};
 use penstock_auth::Principal;
 use penstock_auth::route::Route;
+use penstock_base::asker::Asker;
 use penstock_base::error::Failure;
 use penstock_http::Body;
+use penstock_http::budget::BudgetExhausted;
 use penstock_http::cancel;
 use penstock_http::exchange::new_request_id;
 use penstock_relay::cost::Priced;
@@ -127,7 +129,8 @@ async fn stages(
 ) -> Result<(), End> {
     let serving = gateway.serving();
     let (config, principal) = (&serving.config, &asked.principal);
-    let body = held(gateway, asked.body, config.http.body_bytes_max)?;
+    let asker = Asker::new(principal.tenant(), None);
+    let body = held(gateway, asker, asked.body, config.http.body_bytes_max)?;
     let ask = Ask::new(Surface::Chat);
     let mut call = Call::new(ask, body, asked.request_id, HeaderMap::new(), penstock_dialects::decode).await?;
     if !call.stream {
@@ -162,14 +165,13 @@ async fn stages(
 }
 
 /// Body with its lease of the memory for request bodies.
-fn held(gateway: &Gateway, bytes: Bytes, bytes_max: usize) -> Result<Body, Failure> {
+fn held(gateway: &Gateway, asker: Asker, bytes: Bytes, bytes_max: usize) -> Result<Body, Failure> {
     if bytes.len() > bytes_max {
         let message = format!("The body is larger than {bytes_max} bytes.");
         return Err(Failure::new(ErrorKind::TooLarge, message));
     }
-    let mut lease = gateway.bodies.lease();
-    let full = |_| Failure::new(ErrorKind::Overloaded, "The memory for request bodies is used up.");
-    lease.cover(bytes.len()).map_err(full)?;
+    let mut lease = gateway.bodies.lease_of(asker);
+    lease.cover(bytes.len()).map_err(BudgetExhausted::failure)?;
     Ok(Body { bytes, lease })
 }
 

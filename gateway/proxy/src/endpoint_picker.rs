@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use penstock_auth::Principal;
 use penstock_auth::route::Route;
+use penstock_base::asker::Asker;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyLease, HttpLimits};
 use penstock_picker::{Asked, Chooser, Chosen, Outcome, Refusal};
@@ -31,8 +32,8 @@ impl Chooser for Gateway {
         self.serving().config.http.clone()
     }
 
-    fn lease(&self) -> BodyLease {
-        self.bodies.lease()
+    fn lease(&self, head: &HeaderMap) -> BodyLease {
+        self.bodies.lease_of(Asker::new("", client(head)))
     }
 
     fn answer_lease(&self) -> BodyLease {

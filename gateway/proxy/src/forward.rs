@@ -26,8 +26,7 @@ use penstock_base::error::Failure;
 use penstock_governed::{Plain, Reservation, Uses};
 use penstock_http::multipart::{self, Part};
 use penstock_http::{Body, Exchange};
-use penstock_upstream::Forwarded;
-use penstock_upstream::{Asker, Forward};
+use penstock_upstream::{Forward, Forwarded};
 
 /// Largest number of parts in a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;
@@ -76,7 +75,7 @@ pub(crate) async fn serve(
         body: Some(bytes),
         model_at: Some(at),
         trace: trail.trace.clone(),
-        asker: Asker::new(principal.tenant(), exchange.client()),
+        asker: exchange.asker(),
     };
     let plain = plain(exchange, trail);
     let held = penstock_governed::admit_plain(&gateway.governor, &serving.rules, principal, &entry, &plain).await?;
@@ -224,7 +223,7 @@ pub(crate) async fn realtime(
     trail.model = Some(entry.name.to_string());
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     let headers = std::mem::take(&mut exchange.head.headers);
-    let (asker, trace) = (Asker::new(principal.tenant(), exchange.client()), trail.trace.clone());
+    let (asker, trace) = (exchange.asker(), trail.trace.clone());
     let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace, asker };
     let plain = plain(exchange, trail);
     let held = penstock_governed::admit_plain(&gateway.governor, &serving.rules, principal, &entry, &plain).await?;

@@ -7,16 +7,15 @@
 //!
 //! The answers of one key hold at most half of the budget together (or one largest answer, where that is more); the rest is left to other keys.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use penstock_proto::ErrorKind;
 
+use penstock_base::asker::Asker;
 use penstock_base::error::Failure;
 use penstock_http::HttpLimits;
-use penstock_http::budget::{BodyBudget, BodyLease, SMALL_BYTES_MAX};
+use penstock_http::budget::{BodyBudget, BodyLease, BudgetExhausted, SMALL_BYTES_MAX};
 
 /// Bytes that one answer may hold: the collected text of a whole answer, the unsent bytes of a stream. Also the bound
 /// of prompts that a plan may echo into the answer.
@@ -31,13 +30,12 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct AnswerBudget {
     bytes: BodyBudget,
-    shares: Arc<Shares>,
 }
 
 impl AnswerBudget {
     /// A budget of `bytes_max`.
     pub fn new(bytes_max: usize) -> Self {
-        Self { bytes: BodyBudget::new(bytes_max, ANSWER_BYTES_MAX), shares: Arc::default() }
+        Self { bytes: BodyBudget::new(bytes_max, ANSWER_BYTES_MAX) }
     }
 
     /// Changes the size for later charges.
@@ -56,40 +54,12 @@ impl AnswerBudget {
     }
 }
 
-/// Bytes that the answers of each key are charged for; a key without any is not in it.
-#[derive(Debug, Default)]
-struct Shares(Mutex<HashMap<Arc<str>, usize>>);
-
-impl Shares {
-    /// Changes what one answer of `key` is charged for from `before` to `after` bytes; false, with nothing changed, if the
-    /// key would hold more than `most`.
-    fn change(&self, key: &Arc<str>, before: usize, after: usize, most: usize) -> bool {
-        let mut shares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match shares.entry(Arc::clone(key)) {
-            Entry::Vacant(_) if after == 0 => {}
-            Entry::Vacant(_) if after > most => return false,
-            Entry::Vacant(entry) => _ = entry.insert(after),
-            Entry::Occupied(mut entry) => {
-                let held = entry.get() - before + after;
-                if after > before && held > most {
-                    return false;
-                }
-                *entry.get_mut() = held;
-                if held == 0 {
-                    entry.remove();
-                }
-            }
-        }
-        true
-    }
-}
-
 /// Handle of one key on the budget, with the largest sizes of events.
 #[derive(Clone, Debug)]
 pub struct AnswerMemory {
     budget: BodyBudget,
-    /// The key and the shares of all; `None`: no key is required, or the answers are nobody's.
-    owner: Option<(Arc<Shares>, Arc<str>)>,
+    /// The key; nobody where none is required, or the answers are nobody's.
+    owner: Asker,
     event_bytes_max: usize,
     image_event_bytes_max: usize,
 }
@@ -106,13 +76,13 @@ impl AnswerMemory {
     /// Handle on `budget` for the answers of `key` (empty: no key is required), with the event sizes of `limits`.
     pub fn new(budget: &AnswerBudget, key: &str, limits: &HttpLimits) -> Self {
         let HttpLimits { event_bytes_max, image_event_bytes_max, .. } = *limits;
-        let owner = (!key.is_empty()).then(|| (Arc::clone(&budget.shares), key.into()));
-        Self { budget: budget.bytes.clone(), owner, event_bytes_max, image_event_bytes_max }
+        let (budget, owner) = (budget.bytes.clone(), Asker::new(key, None));
+        Self { budget, owner, event_bytes_max, image_event_bytes_max }
     }
 
     /// New holder on this budget, with nothing charged to it yet.
     pub fn hold(&self) -> Hold {
-        Hold { lease: self.budget.lease(), owner: self.owner.clone(), shared: 0 }
+        Hold { lease: self.budget.lease_of(self.owner) }
     }
 
     /// Largest event of a stream, in bytes; `images`: for streams whose events can carry images.
@@ -125,9 +95,6 @@ impl AnswerMemory {
 #[derive(Debug)]
 pub struct Hold {
     lease: BodyLease,
-    owner: Option<(Arc<Shares>, Arc<str>)>,
-    /// Part of the charge that counts towards the key's share.
-    shared: usize,
 }
 
 impl Hold {
@@ -139,32 +106,11 @@ impl Hold {
     pub fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
         let covered = self.lease.bytes();
         if bytes > covered && bytes > FREE_BYTES {
-            let shared = self.shared;
-            self.share(bytes)?;
-            let done = self.lease.cover(bytes).map_err(|_| exhausted("The memory for answers is used up"));
-            if done.is_err() {
-                // Less than before is always granted.
-                let _ = self.share(shared);
-            }
-            return done;
+            return self.lease.cover(bytes).map_err(exhausted);
         }
         if covered > SMALL_BYTES_MAX && bytes < covered / 2 {
-            self.lease.shrink(bytes);
-            let _ = self.share(bytes);
+            self.lease.shrink(if bytes > FREE_BYTES { bytes } else { 0 });
         }
-        Ok(())
-    }
-
-    /// Sets the part of the charge that counts towards the key's share: all of it.
-    fn share(&mut self, bytes: usize) -> Result<(), Failure> {
-        let Some((shares, key)) = &self.owner else { return Ok(()) };
-        let after = if bytes > FREE_BYTES { bytes } else { 0 };
-        let (all, largest) = self.lease.budget_sizes();
-        // One largest answer always fits, as it does without keys.
-        if !shares.change(key, self.shared, after, (all / 2).max(largest.min(all))) {
-            return Err(exhausted("Answers of this key hold half of the memory for answers"));
-        }
-        self.shared = after;
         Ok(())
     }
 
@@ -177,13 +123,11 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let _ = self.share(0);
-    }
-}
-
-fn exhausted(what: &str) -> Failure {
+fn exhausted(why: BudgetExhausted) -> Failure {
+    let what = match why {
+        BudgetExhausted::All => "The memory for answers is used up",
+        BudgetExhausted::Share => "Answers of this key hold half of the memory for answers",
+    };
     let message = format!("{what}: too many large ones are in progress. Try again shortly.");
     Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))
 }
@@ -196,7 +140,7 @@ mod tests {
 
     /// Budget with an eighth for small answers, which a real one has whatever the size of the largest.
     fn budget(bytes_max: usize) -> AnswerBudget {
-        AnswerBudget { bytes: BodyBudget::new(bytes_max, 0), shares: Arc::default() }
+        AnswerBudget { bytes: BodyBudget::new(bytes_max, 0) }
     }
 
     fn memory(bytes_max: usize) -> (AnswerBudget, AnswerMemory) {
@@ -275,13 +219,13 @@ mod tests {
                     _ => holders[who] = greedy.hold(),
                 }
                 let held: usize = holders.iter().map(|hold| hold.lease.bytes()).sum();
-                prop_assert!(held <= MAX / 2 + 24 * FREE_BYTES, "{} held by one key", held);
+                prop_assert!(held <= MAX / 2, "{} held by one key", held);
                 victims[at % 3] = other.hold();
                 let asked = victim[at];
                 prop_assert!(victims[at % 3].cover(asked).is_ok(), "{} bytes of another key", asked);
             }
             drop((holders, victims));
-            prop_assert!(budget.shares.0.lock().expect("no panic").is_empty());
+            prop_assert_eq!(budget.bytes_held(), 0);
         }
     }
 

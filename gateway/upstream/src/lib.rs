@@ -13,7 +13,6 @@ pub mod forward;
 pub mod lane;
 pub mod reasoning_signer;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -31,6 +30,7 @@ use penstock_kv_feed::Feed;
 pub use answer_memory::{ANSWER_BYTES_MAX, AnswerMemory};
 pub use call::Call;
 pub use forward::{Forward, Forwarded};
+pub use penstock_base::asker::Asker;
 use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
 pub use penstock_http::client::Sent;
@@ -76,23 +76,6 @@ impl Origin {
     /// Identity for whatever is shared out among keys; a request without a key counts as its address.
     pub fn asker(&self, call: &Call) -> Asker {
         Asker::new(&self.tenant, call.client)
-    }
-}
-
-/// Hash of the key or address behind a request: upstreams are shared by keys that do not trust each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Asker(u64);
-
-impl Asker {
-    /// Hash of the key's tenant; without one, of the address (of its /64 for IPv6).
-    pub fn new(tenant: &str, address: Option<IpAddr>) -> Self {
-        let hash = |kind: u8, bytes: &[u8]| Self(penstock_base::hash::stable(&[&[kind], bytes].concat()));
-        match address {
-            _ if !tenant.is_empty() => hash(0, tenant.as_bytes()),
-            Some(IpAddr::V4(address)) => hash(1, &address.octets()),
-            Some(IpAddr::V6(address)) => hash(2, &address.octets()[..8]),
-            None => Self::default(),
-        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use http::HeaderMap;
 use penstock_base::error::Failure;
 use penstock_http::{BodyBudget, BodyLease, HttpLimits};
 use penstock_picker::conversation::Conversation;
@@ -71,7 +72,7 @@ impl Chooser for Double {
         Arc::new(HttpLimits { body_bytes_max: BODY_BYTES_MAX, ..HttpLimits::default() })
     }
 
-    fn lease(&self) -> BodyLease {
+    fn lease(&self, _: &HeaderMap) -> BodyLease {
         self.0.lease()
     }
 

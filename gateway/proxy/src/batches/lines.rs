@@ -20,9 +20,11 @@ use super::slots::Queue;
 use crate::background_answer::{Whole, answer_whole};
 use crate::batch_text::{self, MESSAGES, error_line, message_line, result_line, surface_of};
 use crate::handler::caught;
+use penstock_base::asker::Asker;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_http::Body;
+use penstock_http::budget::BudgetExhausted;
 use penstock_http::exchange::new_request_id;
 use penstock_telemetry::Metric;
 use penstock_types::ask::Ask;
@@ -185,9 +187,8 @@ async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Whole, Fail
     let surface = surface_of(&job.endpoint).ok_or_else(|| Failure::internal("a batch for an unknown endpoint"))?;
     let (serving, store) = (gateway.serving(), job.bench.keeper().store.as_ref());
     let principal = gateway.guard.recall(&serving.identity, store, job.tenant.as_str(), surface).await?;
-    let mut lease = gateway.bodies.lease();
-    let full = |_| Failure::new(ErrorKind::Overloaded, "The memory for request bodies is used up.");
-    lease.cover(request.body.len()).map_err(full)?;
+    let mut lease = gateway.bodies.lease_of(Asker::new(principal.tenant(), None));
+    lease.cover(request.body.len()).map_err(BudgetExhausted::failure)?;
     let body = Body { bytes: request.body, lease };
     let mut call =
         Call::new(Ask::new(surface), body, request_id.to_owned(), HeaderMap::new(), penstock_dialects::decode).await?;

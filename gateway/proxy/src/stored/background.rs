@@ -35,6 +35,7 @@ use crate::background_answer::answer_events;
 use crate::event_log::Log;
 use crate::gateway::Gateway;
 use crate::handler::caught;
+use penstock_base::asker::Asker;
 use penstock_base::error::Failure;
 use penstock_config::StoreConfig;
 use penstock_http::exchange::new_request_id;
@@ -232,7 +233,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         return Ok(Left::Ended);
     }
     // The request's texts stay in memory while it is answered.
-    let mut lease = gateway.bodies.lease();
+    let mut lease = gateway.bodies.lease_of(Asker::new(tenant.as_str(), None));
     if lease.cover(response.request.len() + response.body.len()).is_err() {
         return Ok(Left::Again(MEMORY_PAUSE, false));
     }

@@ -8,6 +8,7 @@ mod http1;
 mod http2;
 mod late;
 mod limits;
+mod memory;
 mod pages;
 mod places;
 mod providers;
