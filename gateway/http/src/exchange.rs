@@ -25,6 +25,7 @@ use super::late::Looked;
 use super::response::{self, Field, Frame, Parts, Response, decimal};
 use super::wire::Wire;
 use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
+use crate::budget::SMALL_BYTES_MAX;
 use crate::cancel::{Cancelled, Ender};
 use crate::certificate::Certificate;
 use penstock_base::asker::Asker;
@@ -248,7 +249,7 @@ impl Exchange {
         self.body_read = true;
         // Header fields are not used after the body, and a stream may live for an hour.
         self.head.headers = http::HeaderMap::new();
-        Ok(Body { bytes: intake.bytes.into(), lease: intake.lease })
+        Ok(intake.whole())
     }
 
     /// Sends a complete response in one write.
@@ -562,6 +563,30 @@ impl Intake {
         self.lease.cover(bytes).map_err(|why| BodyFault::Refuse(why.failure()))
     }
 
+    /// Makes room for `more` payload bytes of a body of unknown length, and charges the budget for the whole buffer: its
+    /// size doubles, or grows by an eighth where the memory for that is not there.
+    fn make_room(&mut self, more: usize) -> Result<(), BodyFault> {
+        let len = self.bytes.len();
+        if len + more <= self.bytes.capacity() {
+            return Ok(());
+        }
+        let left = self.limits.body_bytes_max.saturating_sub(len);
+        let (double, eighth) = (len.clamp(more, left.max(more)), (len / 8).clamp(more, left.max(more)));
+        let room = if self.admit(double).is_ok() { double } else { eighth };
+        self.admit(room)?;
+        self.bytes.reserve_exact(room);
+        Ok(())
+    }
+
+    /// The whole body. Memory beyond its bytes is given back, unless it is little.
+    fn whole(mut self) -> Body {
+        if self.bytes.capacity() > SMALL_BYTES_MAX && self.bytes.capacity() / 8 > self.bytes.len() / 7 {
+            self.bytes.shrink_to_fit();
+            self.lease.shrink(self.bytes.capacity());
+        }
+        Body { bytes: self.bytes.into(), lease: self.lease }
+    }
+
     async fn read_length(&mut self, stream: &mut Stream, buf: &mut BytesMut, length: usize) -> Result<(), BodyFault> {
         let first = buf.split_to(buf.len().min(length));
         self.admit(first.len())?;
@@ -584,7 +609,7 @@ impl Intake {
     async fn read_chunked(&mut self, stream: &mut Stream, buf: &mut BytesMut) -> Result<(), BodyFault> {
         let mut decoder = Decoder::default();
         loop {
-            self.admit(buf.len())?;
+            self.make_room(buf.len())?;
             let used = decoder.feed(buf, &mut self.bytes).map_err(|fault| {
                 BodyFault::Refuse(Failure::new(
                     ErrorKind::Malformed,
@@ -612,7 +637,7 @@ impl Intake {
                 Some(Err(_)) => return Err(BodyFault::Gone),
                 Some(Ok(None)) => return Ok(()),
                 Some(Ok(Some(data))) => {
-                    self.admit(data.len())?;
+                    self.make_room(data.len())?;
                     self.receive(data.len());
                     self.bytes.extend_from_slice(&data);
                     frames
@@ -690,5 +715,52 @@ mod tests {
         let fine =
             |id: &String| id.len() == 36 && id.starts_with("req_") && id[4..].bytes().all(|b| b.is_ascii_hexdigit());
         assert!(ids.len() == 1000 && ids.iter().all(fine), "{ids:?}");
+    }
+
+    fn intake(budget: &BodyBudget, body_bytes_max: usize) -> Intake {
+        let second = Duration::from_secs(1);
+        let limits =
+            HttpTimes { write_stall: second, body_timeout: second, rate: 1, body_bytes_max, connections_max: 1 };
+        let (bytes, lease) = (Vec::new(), budget.lease());
+        let (window, looked) = (Instant::now(), Looked::default());
+        Intake { bytes, lease, window, before: 0, received: 0, looked, limits }
+    }
+
+    /// Reads a body of unknown length in pieces; returns its bytes, or the status of the refusal.
+    fn grown(budget: &BodyBudget, intake: &mut Intake, pieces: usize, piece: usize) -> Result<usize, u16> {
+        for _ in 0..pieces {
+            match intake.make_room(piece) {
+                Ok(()) => intake.bytes.extend(std::iter::repeat_n(b' ', piece)),
+                Err(BodyFault::Refuse(failure)) => return Err(failure.status()),
+                Err(BodyFault::Gone) => panic!("nobody left"),
+            }
+            let (covered, taken) = (intake.lease.bytes(), intake.bytes.capacity());
+            assert!(covered >= taken, "{taken} bytes taken, {covered} charged");
+            assert!(budget.bytes_held() <= 1 << 20);
+        }
+        Ok(intake.bytes.len())
+    }
+
+    #[test]
+    fn the_buffer_of_a_body_of_unknown_length_is_charged_whole() {
+        let budget = BodyBudget::new(1 << 20, 1 << 20);
+        for (max, pieces, piece, answer) in [
+            (1 << 20, 1 << 6, 1 << 14, Ok(1 << 20)),
+            (1 << 20, 1 << 10, 1 << 10, Ok(1 << 20)),
+            (1 << 20, (1 << 10) + 1, 1 << 10, Err(413)),
+            (1 << 30, (1 << 10) + 1, 1 << 10, Err(503)),
+            (100, 100, 1, Ok(100)),
+            (100, 101, 1, Err(413)),
+        ] {
+            let mut read = intake(&budget, max);
+            assert_eq!(grown(&budget, &mut read, pieces, piece), answer, "{pieces} of {piece}");
+        }
+        let mut read = intake(&budget, 1 << 20);
+        assert_eq!(grown(&budget, &mut read, 33, 1 << 14), Ok(33 << 14));
+        assert!(budget.bytes_held() > 60 << 14, "room for as much again");
+        let body = read.whole();
+        assert_eq!((body.bytes.len(), body.lease.bytes(), budget.bytes_held()), (33 << 14, 33 << 14, 33 << 14));
+        drop(body);
+        assert_eq!(budget.bytes_held(), 0);
     }
 }
