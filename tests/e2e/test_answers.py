@@ -91,12 +91,6 @@ def test_what_clients_of_vllm_read(gateway, model):
     said = httpx.post(f"{gateway.url}/tokenize", json=ask, timeout=30).raise_for_status().json()
     assert said["count"] == len(said["tokens"]) == len(said["token_strs"])
     assert "\ufffd" not in "".join(said["token_strs"]) and said["token_strs"][-1].endswith("is")
-    chat = {"model": model, "messages": user("Hello")}
-    plain, special = (
-        httpx.post(f"{gateway.url}/tokenize", json=chat | more, timeout=30).raise_for_status().json()["tokens"]
-        for more in ({}, {"add_special_tokens": True})
-    )
-    assert len(special) >= len(plain)
     card = httpx.get(f"{gateway.url}/v1/models/{model}", timeout=30).json()
     assert card["root"] == card["id"] == model and card["parent"] is None
     assert card["max_model_len"] == said["max_model_len"] and card["permission"][0]["allow_sampling"] is True

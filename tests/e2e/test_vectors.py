@@ -82,6 +82,17 @@ def test_token_ids_are_taken_as_they_are(embedder, asked):
     assert asked(bare) != asked(TEXTS[0]), "nothing is appended to ids"
 
 
+def test_special_tokens_of_a_conversation_are_added_where_they_are_asked_for(embedder):
+    def ids(**more) -> list[int]:
+        asked = {"model": "embedder", "messages": user("Hello")} | more
+        return httpx.post(f"{embedder.url}/tokenize", json=asked).raise_for_status().json()["tokens"]
+
+    plain = ids()
+    assert plain and plain[-1] != embedding_files.END
+    assert ids(add_special_tokens=False) == plain, "the template writes a conversation's own"
+    assert ids(add_special_tokens=True) == [*plain, embedding_files.END]
+
+
 def test_fewer_dimensions_are_the_first_ones_scaled_again(asked):
     whole, cut = asked(TEXTS[0])[0], asked(TEXTS[0], dimensions=32)[0]
     length = math.hypot(*whole[:32])
