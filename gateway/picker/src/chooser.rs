@@ -158,8 +158,8 @@ pub trait Chooser: Send + Sync + 'static {
     /// Limits on bodies and waits, as for the gateway's own clients.
     fn limits(&self) -> Arc<HttpLimits>;
 
-    /// Empty lease on the memory for bodies, of the share of the client that the request's head names.
-    fn lease(&self, head: &HeaderMap) -> BodyLease;
+    /// Empty lease on the memory for bodies, of the share of a client's address; `None`: of nobody's share.
+    fn lease(&self, client: Option<IpAddr>) -> BodyLease;
 
     /// Empty lease on the memory for answers.
     fn answer_lease(&self) -> BodyLease;

@@ -295,10 +295,7 @@ impl<C: Chooser> Conversation<C> {
     }
 
     fn empty_lease(&self) -> BodyLease {
-        match &self.request {
-            Some(head) => self.chooser.lease(&head.headers),
-            None => self.chooser.lease(&HeaderMap::new()),
-        }
+        self.chooser.lease(self.head.as_ref().and_then(|head| head.client))
     }
 
     /// Chooses the endpoint and replies to the head, and to the body that was held back. `trailers`: the request ends

@@ -108,7 +108,7 @@ impl Chooser for Double {
         Arc::new(HttpLimits { body_bytes_max: self.body_bytes_max, ..HttpLimits::default() })
     }
 
-    fn lease(&self, _: &http::HeaderMap) -> BodyLease {
+    fn lease(&self, _: Option<std::net::IpAddr>) -> BodyLease {
         self.bodies.lease()
     }
 

@@ -5,6 +5,7 @@
 //! address is an asker of its own for the breakers, as far as `x-forwarded-for` tells. The access log has a line for each
 //! request, as for the gateway's own.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -32,8 +33,8 @@ impl Chooser for Gateway {
         self.serving().config.http.clone()
     }
 
-    fn lease(&self, head: &HeaderMap) -> BodyLease {
-        self.bodies.lease_of(Asker::new("", client(head)))
+    fn lease(&self, client: Option<IpAddr>) -> BodyLease {
+        self.bodies.lease_of(Asker::new("", client))
     }
 
     fn answer_lease(&self) -> BodyLease {

@@ -72,7 +72,7 @@ impl Chooser for Double {
         Arc::new(HttpLimits { body_bytes_max: BODY_BYTES_MAX, ..HttpLimits::default() })
     }
 
-    fn lease(&self, _: &HeaderMap) -> BodyLease {
+    fn lease(&self, _: Option<std::net::IpAddr>) -> BodyLease {
         self.0.lease()
     }
 
