@@ -24,7 +24,7 @@ mod raw;
 mod response;
 mod wire;
 
-pub use budget::{BodyBudget, BodyLease};
+pub use budget::{BodyBudget, BodyLease, BudgetExhausted};
 pub use exchange::{Body, Exchange, Gone, Tunnel};
 pub use head::{Framing, Head};
 pub use response::Field;

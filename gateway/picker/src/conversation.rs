@@ -20,7 +20,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use penstock_auth::route::{self, Route};
 use penstock_base::error::Failure;
 use penstock_http::exchange::new_request_id;
-use penstock_http::{Body, BodyLease};
+use penstock_http::{Body, BodyLease, BudgetExhausted};
 use penstock_proto::ErrorKind;
 use penstock_types::{Dialect, ProviderFault};
 
@@ -137,7 +137,13 @@ impl<C: Chooser> Conversation<C> {
         let mut lease = self.lease.take().unwrap_or_else(|| self.empty_lease());
         let covered = lease.cover(bytes);
         self.lease = Some(lease);
-        covered.map_err(|why| self.refuse(&why.failure(), "memory", Duration::ZERO))
+        covered.map_err(|why| {
+            let reason = match why {
+                BudgetExhausted::All => "memory",
+                BudgetExhausted::Share => "share",
+            };
+            self.refuse(&why.failure(), reason, Duration::ZERO)
+        })
     }
 
     /// Refuses a body whose parts come too slowly.

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use http::HeaderMap;
 use penstock_base::error::Failure;
 use penstock_http::{BodyBudget, BodyLease, HttpLimits};
 use penstock_picker::conversation::Conversation;

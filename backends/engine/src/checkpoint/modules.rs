@@ -39,17 +39,14 @@ pub(super) fn read(folder: &Folder, config: &mut ModelConfig) -> Result<(), Chec
         let reason = format!("lists {} modules; {MODULES_MAX} are the most", list.len());
         return Err(CheckpointError::file(&shown, reason));
     }
-    let (mut chain, mut is_pooled) = (Vec::new(), false);
-    for module in &list {
-        let text = |name: &str| module.get(name).and_then(Value::as_str).unwrap_or_default();
-        let path = text("path");
-        let kind = text("type").rsplit('.').next().unwrap_or_default();
-        match kind {
-            "Pooling" => {
-                is_pooled = true;
-                config.pools_all = is_plain(path) && pools_all(folder, path)?;
-            }
-            "Normalize" | "Dense" if !is_pooled => {
+    let is_pooling = |module: &Value| kind(module) == "Pooling";
+    let pooling = list.iter().position(is_pooling).unwrap_or(0);
+    let mut chain = Vec::new();
+    for (at, module) in list.iter().enumerate() {
+        let path = module.get("path").and_then(Value::as_str).unwrap_or_default();
+        match kind(module) {
+            "Pooling" if is_plain(path) => config.pools_all = pools_all(folder, path)?,
+            kind @ ("Normalize" | "Dense") if at < pooling => {
                 let reason = format!("the module {kind} stands before Pooling, and is served behind it alone");
                 return Err(CheckpointError::file(&shown, reason));
             }
@@ -70,6 +67,11 @@ pub(super) fn read(folder: &Folder, config: &mut ModelConfig) -> Result<(), Chec
     }
     config.chain = chain;
     Ok(())
+}
+
+/// Last part of a module's type: `Dense` of `sentence_transformers.models.Dense`.
+fn kind(module: &Value) -> &str {
+    module.get("type").and_then(Value::as_str).unwrap_or_default().rsplit('.').next().unwrap_or_default()
 }
 
 /// Values behind the last dense layer.
