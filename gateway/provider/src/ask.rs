@@ -49,6 +49,8 @@ pub(super) struct Asked {
     pub(super) uses: Use,
     /// Estimated tokens of prompt and answer, for pacing.
     pub(super) tokens: u64,
+    /// Instant until which the request may wait for its turn at the pace of a key.
+    pub(super) wait_by: Instant,
 }
 
 #[async_trait]
@@ -110,7 +112,8 @@ impl Provider {
     }
 
     /// Acquires permission to send at the pace of a key: the key in turn, or another that may be used at once, or after
-    /// a wait the one that is free soonest.
+    /// a wait the one that is free soonest. A request that may not wait any longer takes a key that has become free
+    /// meanwhile.
     async fn paced<'k>(
         &'k self,
         asked: &Asked,
@@ -119,30 +122,54 @@ impl Provider {
         if self.pacers.is_empty() {
             return Ok((first, None));
         }
-        let mut soonest: Option<(Duration, Option<Turn<'k>>)> = None;
-        let mut next = Some(first);
-        for _ in 0..self.pacers.len() {
-            let Some(turn) = next.take() else { break };
-            let key = self.shared_name(turn.as_ref());
-            match self.pacer(turn.as_ref()).at_once(asked.asker, asked.tokens, self.together(&key)).await {
-                Ok(paced) => return Ok((turn, Some(paced))),
-                Err(wait) if soonest.as_ref().is_none_or(|(other, _)| wait < *other) => soonest = Some((wait, turn)),
-                Err(_) => {}
-            }
-            next = self.keys.awake(asked.asker, asked.uses, Instant::now()).ok();
-        }
-        let turn = soonest.and_then(|(_, turn)| turn);
+        let (_, turn) = match self.free_key(asked, first).await {
+            Ok((turn, paced)) => return Ok((turn, Some(paced))),
+            Err(soonest) => soonest,
+        };
         let pacer = self.pacer(turn.as_ref()).clone();
         let key = self.shared_name(turn.as_ref());
-        let waited = pacer.wait(asked.asker, asked.tokens, self.config.pacing.wait, self.together(&key)).await;
+        let patience = asked.wait_by.saturating_duration_since(Instant::now());
+        let waited = match pacer.wait(asked.asker, asked.tokens, patience, self.together(&key)).await {
+            Ok(paced) => Ok((turn, paced)),
+            Err(wait) => self.free_key(asked, turn).await.map_err(|(other, _)| wait.min(other)),
+        };
         self.counts.paced(waited.is_ok());
-        match waited {
-            Ok(paced) => Ok((turn, Some(paced))),
-            Err(wait) => {
-                self.counts.add(Outcome::Failed(FaultClass::RateLimited));
-                Err(TooLate(wait).failure().log(format!("{}: pace", self.config.id)))
+        waited.map(|(turn, paced)| (turn, Some(paced))).map_err(|wait| {
+            self.counts.add(Outcome::Failed(FaultClass::RateLimited));
+            TooLate(wait).failure().log(format!("{}: pace", self.config.id))
+        })
+    }
+
+    /// Finds a key that may be used at once: `first`, else the next in order that does not rest.
+    ///
+    /// # Errors
+    /// The key that is free soonest, and the time until then.
+    async fn free_key<'k>(
+        &'k self,
+        asked: &Asked,
+        first: Option<Turn<'k>>,
+    ) -> Result<(Option<Turn<'k>>, Paced), (Duration, Option<Turn<'k>>)> {
+        let at = first.as_ref().map_or(0, Turn::index);
+        let mut soonest = match self.at_once(asked, first.as_ref()).await {
+            Ok(paced) => return Ok((first, paced)),
+            Err(wait) => (wait, first),
+        };
+        // Whatever other requests do to the rotation meanwhile, each key is looked at once.
+        for step in 1..self.pacers.len() {
+            let other = self.keys.awake_at(at + step, asked.asker, asked.uses, Instant::now());
+            let Some(other) = other else { continue };
+            match self.at_once(asked, Some(&other)).await {
+                Ok(paced) => return Ok((Some(other), paced)),
+                Err(wait) if wait < soonest.0 => soonest = (wait, Some(other)),
+                Err(_) => {}
             }
         }
+        Err(soonest)
+    }
+
+    async fn at_once(&self, asked: &Asked, turn: Option<&Turn<'_>>) -> Result<Paced, Duration> {
+        let key = self.shared_name(turn);
+        self.pacer(turn).at_once(asked.asker, asked.tokens, self.together(&key)).await
     }
 
     /// Name of the key in the counters that gateways share; `None`: there are none.
@@ -319,4 +346,112 @@ fn secret(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
     Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use penstock_base::Secret;
+    use penstock_http::client::Target;
+
+    use super::*;
+    use crate::{PacingConfig, ProviderConfig, SharedAnswer, SharedAsk, SharedHold, SharedPace};
+
+    const PATIENCE: Duration = Duration::from_millis(200);
+
+    /// Counters whose minute is full for all keys but one, and for that one until it was asked `full_for` times.
+    struct Counters {
+        free: String,
+        full_for: usize,
+        asked: AtomicUsize,
+    }
+
+    struct Counted;
+
+    impl SharedHold for Counted {
+        fn settle(self: Box<Self>, _: bool, _: Option<u64>) {}
+    }
+
+    #[async_trait]
+    impl SharedPace for Counters {
+        fn is_up(&self) -> bool {
+            true
+        }
+
+        async fn take(&self, asked: &SharedAsk<'_>) -> SharedAnswer {
+            let is_free = asked.key == self.free && self.asked.fetch_add(1, Ordering::SeqCst) >= self.full_for;
+            if is_free { SharedAnswer::Counted(Box::new(Counted)) } else { SharedAnswer::Full }
+        }
+    }
+
+    /// Provider with two keys, of which the second is free from its `full_for + 1`th question on.
+    fn provider(full_for: usize) -> Arc<Provider> {
+        let target = Target::parse("http://127.0.0.1:9/v1").expect("a target");
+        let seconds = Duration::from_secs;
+        let config = ProviderConfig {
+            id: "acme".into(),
+            protocol: Protocol::OpenAi,
+            target: target.clone(),
+            keys: vec![Secret::new("aa"), Secret::new("bb")],
+            key_file: None,
+            models: Vec::new(),
+            resolve: false,
+            discover: false,
+            headers: Vec::new(),
+            ca_file: None,
+            connect_timeout: seconds(5),
+            first_token_timeout: seconds(60),
+            idle_timeout: seconds(60),
+            answer_timeout: seconds(60),
+            api_version: None,
+            region: None,
+            project: None,
+            health_path: None,
+            health_interval: seconds(10),
+            in_flight_max: 8,
+            pacing: PacingConfig { requests_per_minute: 6000, tokens_per_minute: 0, gateways: 1, wait: PATIENCE },
+            stream_usage: true,
+            kv_events: None,
+        };
+        let provider = Provider::new(&config).expect("a provider");
+        let free = key_name(&target.to_string(), "bb");
+        let counters: Arc<dyn SharedPace> = Arc::new(Counters { free, full_for, asked: AtomicUsize::new(0) });
+        assert!(provider.shared_pace.set(counters).is_ok());
+        provider
+    }
+
+    fn asked() -> Asked {
+        let wait = Duration::from_secs(1);
+        Asked {
+            method: Method::POST,
+            path: "/v1/chat/completions".into(),
+            headers: Vec::new(),
+            body: Vec::new(),
+            same_dialect: true,
+            deadlines: Deadlines { connect: wait, head: wait, silence: wait, whole: None },
+            sent: Sent::default(),
+            asker: Asker::default(),
+            uses: Use::new("m", "/v1/chat/completions"),
+            tokens: 0,
+            wait_by: Instant::now() + PATIENCE,
+        }
+    }
+
+    /// Index of the key that the request gets; `Err`: the failure for the client.
+    async fn key(provider: &Provider) -> Result<usize, Failure> {
+        let asked = asked();
+        let first = provider.keys.take(asked.asker, asked.uses, Instant::now()).expect("no key rests");
+        let (turn, _) = provider.paced(&asked, first).await?;
+        Ok(turn.expect("there are keys").index())
+    }
+
+    #[tokio::test]
+    async fn a_request_that_has_waited_for_its_key_takes_one_that_is_free_meanwhile() {
+        assert_eq!(key(&provider(0)).await.ok(), Some(1), "the second key is free at once");
+        assert_eq!(key(&provider(1)).await.ok(), Some(1), "the second key is free after the wait for the first");
+        let failure = key(&provider(usize::MAX)).await.expect_err("no key is free");
+        assert_eq!((failure.status(), failure.retry_after.is_some_and(|wait| !wait.is_zero())), (429, true));
+        assert!(failure.upstream.is_some_and(|upstream| !upstream.sent), "nothing was sent");
+    }
 }

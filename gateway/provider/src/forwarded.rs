@@ -43,6 +43,7 @@ impl ProviderUpstream {
                     uses: Use::new(&self.model, &path),
                     // The tokens of an undecoded operation are unknown.
                     tokens: 0,
+                    wait_by: std::time::Instant::now() + config.pacing.wait,
                     method: Method::POST,
                     path,
                     headers,
@@ -60,6 +61,7 @@ impl ProviderUpstream {
                     uses: Use::new(&self.model, &path),
                     // The tokens of an undecoded operation are unknown.
                     tokens: 0,
+                    wait_by: std::time::Instant::now() + config.pacing.wait,
                     method: Method::GET,
                     path,
                     headers,

@@ -68,11 +68,11 @@ impl Use {
 
 /// Pacing would delay the request longer than allowed; the value is the predicted wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TooLate(pub(crate) Duration);
+pub struct TooLate(pub Duration);
 
 impl TooLate {
     /// Failure for the client; nothing was sent.
-    pub(crate) fn failure(self) -> Failure {
+    pub fn failure(self) -> Failure {
         let message = "The upstream is used at the rate that it allows. Try again later.";
         unsent(ProviderFault::new(FaultClass::RateLimited, message)).retry_after(self.0)
     }
@@ -194,6 +194,16 @@ impl Keys {
             }
         }
         Err(rest)
+    }
+
+    /// Turn of the key `at` (an index, modulo the number of keys), whatever the rotation; `None`: it rests for this use,
+    /// or the provider has no keys.
+    pub(crate) fn awake_at(&self, at: usize, asker: Asker, uses: Use, now: Instant) -> Option<Turn<'_>> {
+        let at = at.checked_rem(self.all.len())?;
+        let lanes = self.all[at].lanes();
+        let lane = lanes.iter().find(|(other, _)| *other == uses).map(|(_, lane)| lane);
+        let is_awake = lane.is_none_or(|lane| matches!(lane.look(asker, now), Admission::Yes | Admission::Last));
+        is_awake.then(|| self.turn(at, asker, uses))
     }
 
     fn turn(&self, at: usize, asker: Asker, uses: Use) -> Turn<'_> {

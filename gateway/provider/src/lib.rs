@@ -12,7 +12,7 @@ pub mod discover;
 mod fields;
 mod forwarded;
 pub mod keys;
-mod pace;
+pub mod pace;
 mod passed;
 pub mod protocol;
 mod shared_pace;

@@ -34,6 +34,14 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Least and longest time between two questions to shared counters whose minute is full.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 
+/// Longest wait of a request for its turn at `now`: the provider's, less where the answer is due before. Half of the time
+/// to the first token is left to the provider: a request that used all of it up in the line would be cut off unanswered.
+pub fn patience(wait: Duration, first_by: Option<Instant>, deadline: Option<Instant>, now: Instant) -> Duration {
+    let left = |by: Instant| by.saturating_duration_since(now);
+    let first = first_by.map(|by| left(by) / 2);
+    first.into_iter().chain(deadline.map(left)).fold(wait, Duration::min)
+}
+
 type Limiter = RateLimiter<NotKeyed, InMemoryState, Told, NoOpMiddleware<Duration>>;
 
 /// Clock for the limiter that is set to the time of each call.
@@ -61,7 +69,7 @@ struct Waiter {
 
 /// Result of joining the line of a key: send, wait, or refused.
 #[derive(Debug)]
-pub(super) enum Joined {
+pub enum Joined {
     /// Send now, with the reservation of tokens.
     Go(Option<Hold>),
     /// Wait; the notification wakes the waiter when it becomes the first.
@@ -72,7 +80,7 @@ pub(super) enum Joined {
 
 /// Next step of a request that waits in the line of a key.
 #[derive(Debug)]
-pub(super) enum Step {
+pub enum Step {
     /// Send now, with the reservation of tokens.
     Go(Option<Hold>),
     /// First in the line: look again after this time.
@@ -85,7 +93,7 @@ pub(super) enum Step {
 
 /// Part of the published rate that this gateway may use by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub enum Part {
     /// All of it: the shared counters are asked too.
     Whole,
     /// The part of one of `pace_gateways`.
@@ -120,7 +128,7 @@ impl Rate {
 }
 
 /// Pace of one provider key: its limiter of requests, its count of tokens, and the line of waiting requests.
-pub(super) struct Pace {
+pub struct Pace {
     began: Instant,
     clock: Told,
     whole: Rate,
@@ -136,7 +144,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn new(config: &PacingConfig, now: Instant) -> Self {
+    /// A pace at which nothing was sent yet.
+    pub fn new(config: &PacingConfig, now: Instant) -> Self {
         let clock = Told::default();
         Self {
             began: now,
@@ -230,7 +239,7 @@ impl Pace {
     }
 
     /// Sends a request, or adds it to the line if its turn comes within `limit`.
-    pub(super) fn join(&mut self, asker: Asker, tokens: u64, limit: Duration, part: Part, now: Instant) -> Joined {
+    pub fn join(&mut self, asker: Asker, tokens: u64, limit: Duration, part: Part, now: Instant) -> Joined {
         let wait = match self.at_once(asker, tokens, part, now) {
             Ok(hold) => return Joined::Go(hold),
             Err(wait) => wait,
@@ -282,7 +291,7 @@ impl Pace {
     }
 
     /// Next step of the waiter `id`.
-    pub(super) fn step(&mut self, id: u64, part: Part, now: Instant) -> Step {
+    pub fn step(&mut self, id: u64, part: Part, now: Instant) -> Step {
         let Some(at) = self.line.iter().position(|waiter| waiter.id == id) else { return Step::Out };
         if self.first() != Some(at) {
             return Step::Behind;
@@ -302,12 +311,19 @@ impl Pace {
         }
     }
 
-    /// Removes a waiter that gave up.
-    pub(super) fn leave(&mut self, id: u64) {
-        if let Some(at) = self.line.iter().position(|waiter| waiter.id == id) {
-            self.line.remove(at);
-            self.wake_first();
+    /// Removes a waiter that gave up. Its turn passes on to the next of its client key, and so on: otherwise a key whose
+    /// requests give up would lose its turns to keys whose requests can wait longer.
+    pub fn leave(&mut self, id: u64) {
+        let Some(at) = self.line.iter().position(|waiter| waiter.id == id) else { return };
+        let gone = self.line.remove(at);
+        let is_behind = |waiter: &&mut Waiter| waiter.asker == gone.asker && waiter.turn > gone.turn;
+        let mut behind: Vec<&mut Waiter> = self.line.iter_mut().filter(is_behind).collect();
+        behind.sort_unstable_by_key(|waiter| waiter.turn);
+        let mut turn = gone.turn;
+        for waiter in behind {
+            turn = std::mem::replace(&mut waiter.turn, turn);
         }
+        self.wake_first();
     }
 
     fn wake_first(&self) {
@@ -317,7 +333,7 @@ impl Pace {
     }
 
     /// Settles a reservation with the tokens used; `None`: unknown, the reserved amount counts.
-    pub(super) fn settle(&mut self, hold: Hold, used: Option<u64>, now: Instant) {
+    pub fn settle(&mut self, hold: Hold, used: Option<u64>, now: Instant) {
         let at = self.now(now);
         self.tokens.0.settle(hold, at, |_, _| used);
     }
@@ -566,6 +582,45 @@ mod tests {
         }
         assert_eq!(order.len(), greedy.len() + 1);
         assert_eq!(order.iter().position(|id| *id == modest), Some(1), "behind the first of the other key");
+    }
+
+    /// Requests of one key that give up one after the other leave the turn to the next of the same key, although another
+    /// key, with one patient request at a time, always comes in front of those that have queued longer.
+    #[test]
+    fn a_turn_stays_with_its_key_when_a_request_gives_up() {
+        let start = Instant::now();
+        let mut pace = pace(600, 0, 1, start);
+        while pace.at_once(asker(1), 0, Part::Own, start).is_ok() {}
+        let (mut hasty, mut patient) = (Vec::new(), None);
+        let (mut sent_hasty, mut sent_patient) = (0, 0);
+        for ms in (0..20_000_u64).step_by(10) {
+            let now = start + ms as u32 * MS;
+            if ms % 50 == 0 {
+                hasty.extend(wait(&mut pace, 1, 1, now).map(|id| (id, now + seconds(1))));
+            }
+            if patient.is_none() {
+                patient = wait(&mut pace, 2, 5, now);
+            }
+            hasty.retain(|(id, until)| match pace.step(*id, Part::Own, now) {
+                Step::Go(_) => {
+                    sent_hasty += 1;
+                    false
+                }
+                Step::Wait(wait) if now + wait > *until => {
+                    pace.leave(*id);
+                    false
+                }
+                _ if now >= *until => {
+                    pace.leave(*id);
+                    false
+                }
+                _ => true,
+            });
+            if patient.is_some_and(|id| matches!(pace.step(id, Part::Own, now), Step::Go(_))) {
+                (sent_patient, patient) = (sent_patient + 1, None);
+            }
+        }
+        assert!(sent_hasty * 10 >= sent_patient * 9, "{sent_hasty} beside {sent_patient}");
     }
 
     #[test]

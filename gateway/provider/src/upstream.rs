@@ -20,7 +20,7 @@ use super::pace::Paced;
 use super::passed::{Passed, Room, Stream, Whole};
 use super::protocol::openai_path;
 use super::translated::Translated;
-use super::{Outcome, Protocol, Provider, fields, protocol};
+use super::{Outcome, Protocol, Provider, fields, pace, protocol};
 use penstock_base::error::Failure;
 use penstock_base::percent_encoded;
 use penstock_http::client::{Deadlines, Response};
@@ -125,6 +125,7 @@ impl ProviderUpstream {
             asker,
             uses: Use::new(&self.model, &path),
             tokens: tokens_of(call),
+            wait_by: std::time::Instant::now() + self.provider.config.pacing.wait,
             method: Method::POST,
             path,
             headers: fields::with(fields::upwards(call.dialect(), &call.headers), &call.send),
@@ -157,6 +158,7 @@ impl ProviderUpstream {
             asker,
             uses: Use::new(&self.model, &path),
             tokens: tokens_of(call),
+            wait_by: std::time::Instant::now() + self.provider.config.pacing.wait,
             method: Method::POST,
             path,
             headers: call.send.clone(),
@@ -250,6 +252,11 @@ impl Upstream for ProviderUpstream {
             false => self.translated(&call, origin.asker(&call), deadlines).await?,
         };
         asked.sent = origin.sent.clone();
+        // The time to the first token counts from here on, and a wait for the pace is part of it.
+        let first_by = call.stream.then(|| (started + provider.config.first_token_timeout).into_std());
+        let first_by = first_by.into_iter().chain(origin.first_by).min();
+        let began = started.into_std();
+        asked.wait_by = began + pace::patience(provider.config.pacing.wait, first_by, origin.deadline, began);
         asked.headers.extend(span.iter().flat_map(OpenSpan::fields));
         let (response, paced) = self
             .answered(&asked)

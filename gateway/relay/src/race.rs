@@ -204,7 +204,8 @@ impl Race {
         }
         let sent = Sent::default();
         let (upstream, call) = (target.upstream.clone(), self.call.clone());
-        let origin = Origin { sent: sent.clone(), ..self.origin.clone() };
+        let first_by = self.core.silent_at(now, self.asked);
+        let origin = Origin { sent: sent.clone(), first_by, ..self.origin.clone() };
         let first = if index == 0 { self.first.take() } else { None };
         let stage = Stage::Opening(Box::pin(async move {
             match first {
@@ -251,6 +252,7 @@ impl Race {
 
     fn lose(&mut self, mut loser: Runner, failure: Failure, now: Instant) {
         let verdict = judge(&failure);
+        let is_refused_unsent = !loser.sent.get() && verdict.reason == Some(Reason::RateLimit);
         settle(&mut loser.permit, &failure, verdict, now);
         let status = failure.upstream.as_ref().map_or_else(|| failure.status(), |upstream| upstream.status);
         self.note(&loser, verdict.reason.map_or("refused", Reason::name), status, now);
@@ -265,7 +267,7 @@ impl Race {
             }
         }
         if self.running.is_empty() {
-            self.next = self.after(loser.index, verdict, now);
+            self.next = self.after(loser.index, verdict, is_refused_unsent, now);
         }
     }
 
@@ -276,13 +278,14 @@ impl Race {
         }
     }
 
-    /// Next step after `index` has failed: an equal target within the retries, then the fallback list.
-    fn after(&mut self, index: usize, verdict: Verdict, now: Instant) -> Next {
+    /// Next step after `index` has failed: an equal target within the retries, then the fallback list. `is_free`: the
+    /// target was at its limit and was sent nothing, so going on adds no load and counts as no retry.
+    fn after(&mut self, index: usize, verdict: Verdict, is_free: bool, now: Instant) -> Next {
         let Some(reason) = verdict.reason else { return Next::GiveUp };
         if reason.is_target_fault()
-            && self.retries > 0
+            && (self.retries > 0 || is_free)
             && self.core.tier().contains(&index)
-            && let Some(next) = self.retry(index, verdict, now)
+            && let Some(next) = self.retry(index, verdict, is_free, now)
         {
             return next;
         }
@@ -295,7 +298,7 @@ impl Race {
         }
     }
 
-    fn retry(&mut self, index: usize, verdict: Verdict, now: Instant) -> Option<Next> {
+    fn retry(&mut self, index: usize, verdict: Verdict, is_free: bool, now: Instant) -> Option<Next> {
         let next = match self.core.choose(self.tried, self.asked, Reach::Good, now) {
             Choice::Target(other) => Next::Start(other, verdict.reason),
             Choice::None(until) => {
@@ -304,6 +307,9 @@ impl Race {
                 alone.then(|| Next::Again(index, now + PAUSE))?
             }
         };
+        if is_free {
+            return Some(next);
+        }
         if !self.core.spend() {
             self.core.count(Metric::RetriesDenied, &[]);
             return None;

@@ -62,6 +62,8 @@ pub struct Origin {
     pub session: Option<Box<str>>,
     /// Instant by which the whole answer must have ended; `None`: no limit.
     pub deadline: Option<Instant>,
+    /// Instant by which the first token must have come; `None`: no limit of the model's.
+    pub first_by: Option<Instant>,
     /// Trace that the answer's spans belong to; `None`: no trace is kept for the request.
     pub trace: Option<Arc<Trace>>,
     /// True where the client asks which worker was chosen and why.

@@ -9,6 +9,7 @@ mod http2;
 mod late;
 mod limits;
 mod memory;
+mod pacing;
 mod pages;
 mod places;
 mod providers;
