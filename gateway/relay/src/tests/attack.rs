@@ -1,7 +1,7 @@
 //! Isolation between client keys: other keys' requests succeed as if the attacker's had been good ones.
 //!
 //! A seeded simulation: keys send requests at the same rate for 40 s of simulated time, through the real relay, its
-//! breakers and the pauses of a provider's keys. One key, the attacker, makes its requests fail in every way that a
+//! breakers, the pauses of a provider's keys and the pace of a provider that publishes its rate. One key, the attacker, makes its requests fail in every way that a
 //! client can bring about.
 
 use std::collections::VecDeque;
@@ -12,6 +12,7 @@ use penstock_types::{FaultClass, Surface};
 use proptest::prelude::*;
 
 use crate::ModelConfig;
+use penstock_provider::PacingConfig;
 
 use super::double::*;
 
@@ -96,6 +97,20 @@ struct Weather {
     /// Number of the provider's keys; 0: none is sent.
     keys: usize,
     fallback: bool,
+    /// Requests per minute that the first provider publishes, which attacker and victims share; 0: it publishes none.
+    requests_per_minute: u32,
+    /// True if a second provider, without a published rate, is equal to the first.
+    has_equal: bool,
+}
+
+impl Weather {
+    /// Pace of the first provider. The wait for it is longer than the time to the first token: the sooner one counts.
+    fn pace(&self) -> Option<PacingConfig> {
+        let requests_per_minute = self.requests_per_minute;
+        let wait = Duration::from_secs(5);
+        let pace = PacingConfig { requests_per_minute, tokens_per_minute: 0, gateways: 1, wait };
+        (requests_per_minute > 0).then_some(pace)
+    }
 }
 
 /// Pseudo-random numbers (SplitMix64) from a seed.
@@ -124,7 +139,9 @@ struct Client {
 fn simulate(weather: Weather, moves: &[Move], seed: u64, shared: bool) -> u64 {
     let fallback = if weather.fallback { "b" } else { "" };
     let first_token_timeout = Some(Duration::from_secs(3));
-    let world = World::keyed(weather.keys, ModelConfig { first_token_timeout, ..over("a", fallback) });
+    let to = if weather.has_equal { "ac" } else { "a" };
+    let rules = ModelConfig { first_token_timeout, ..over(to, fallback) };
+    let world = World::paced(weather.keys, weather.pace(), rules);
     let client = |index: usize| Client {
         tenant: format!("key_{}", if shared { 0 } else { index }),
         due: Duration::from_millis(index as u64 * 7),
@@ -191,7 +208,17 @@ fn check(weather: Weather, moves: &[Move], seed: u64) -> Result<(), TestCaseErro
     Ok(())
 }
 
-const PLAIN: Weather = Weather { victims: 1, faults: 0, outage: false, keys: 1, fallback: false };
+const PLAIN: Weather = Weather {
+    victims: 1,
+    faults: 0,
+    outage: false,
+    keys: 1,
+    fallback: false,
+    requests_per_minute: 0,
+    has_equal: false,
+};
+/// Less than half of what two keys ask for.
+const SCARCE: u32 = 500;
 
 /// Each sequence by which one key once took a service from others, alone.
 #[test]
@@ -210,8 +237,14 @@ fn no_way_to_fail_takes_an_upstream_from_others() {
         Move::Hangs,
         Move::Leaves,
     ];
+    let scarce = Weather { requests_per_minute: SCARCE, ..PLAIN };
     for way in ways {
-        for weather in [PLAIN, Weather { faults: 3, outage: true, victims: 2, ..PLAIN }] {
+        for weather in [
+            PLAIN,
+            Weather { faults: 3, outage: true, victims: 2, ..PLAIN },
+            scarce,
+            Weather { has_equal: true, victims: 2, ..scarce },
+        ] {
             check(weather, &[way], 7).unwrap_or_else(|why| panic!("{why}"));
         }
     }
@@ -236,6 +269,55 @@ proptest! {
         (keys, fallback) in (0_usize..3, any::<bool>()),
         seed in any::<u64>(),
     ) {
-        check(Weather { victims, faults, outage, keys, fallback }, &moves, seed)?;
+        check(Weather { victims, faults, outage, keys, fallback, ..PLAIN }, &moves, seed)?;
     }
+
+    #[test]
+    fn no_sequence_of_one_keys_requests_takes_the_pace_of_an_upstream_from_others(
+        moves in prop::collection::vec(a_move(), 1..12),
+        (victims, faults, outage) in (1_usize..4, 0_u64..4, any::<bool>()),
+        (keys, fallback, has_equal) in (0_usize..3, any::<bool>(), any::<bool>()),
+        requests_per_minute in 600_u32..3000,
+        seed in any::<u64>(),
+    ) {
+        check(Weather { victims, faults, outage, keys, fallback, requests_per_minute, has_equal }, &moves, seed)?;
+    }
+}
+
+/// The published rate is kept, whatever the requests do, and the wait for it opens no breaker.
+#[test]
+fn a_published_rate_is_kept_and_the_wait_for_it_is_no_fault_of_the_provider() {
+    let weather = Weather { requests_per_minute: SCARCE, ..PLAIN };
+    let first_token_timeout = Some(Duration::from_secs(3));
+    let world = World::paced(1, weather.pace(), ModelConfig { first_token_timeout, ..over("a", "") });
+    let mut open = Vec::new();
+    let (mut answered, mut refused) = (0, 0);
+    for tick in 0..4000 {
+        if tick % 5 == 0 {
+            open.push(world.ask_as("key_0", Surface::Chat));
+        }
+        open.retain_mut(|asking| {
+            loop {
+                match asking.poll() {
+                    Poll::Ready(Ok(true)) => {}
+                    Poll::Ready(Ok(false)) => {
+                        answered += 1;
+                        return false;
+                    }
+                    Poll::Ready(Err(failure)) => {
+                        assert_eq!(failure.status(), 429, "{failure:?}");
+                        assert!(failure.retry_after.is_some_and(|wait| !wait.is_zero()), "{failure:?}");
+                        refused += 1;
+                        return false;
+                    }
+                    Poll::Pending => return true,
+                }
+            }
+        });
+        assert_eq!(world.target("a").level(world.clock.now()), 0, "the provider is healthy");
+        world.clock.advance(TICK);
+    }
+    let sent = world.double("a").opened();
+    assert!((300..=SCARCE as usize).contains(&sent), "{sent} were sent in forty seconds");
+    assert!(answered > 300 && refused > 200, "{answered} answered, {refused} refused");
 }

@@ -26,14 +26,18 @@ use penstock_base::error::Failure;
 use penstock_govern::prices::Prices;
 use penstock_http::{Body, BodyBudget};
 use penstock_kv_feed::Feed;
-use penstock_provider::keys::{AllRest, Keys, Use};
+use penstock_provider::PacingConfig;
+use penstock_provider::keys::{AllRest, Keys, TooLate, Use};
+use penstock_provider::pace::{Joined, Pace, Part, Step, patience};
 use penstock_telemetry::{Gauge, Metrics};
 use penstock_types::ask::Ask;
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
 use penstock_upstream::Probe;
 use penstock_upstream::call::Call;
-use penstock_upstream::{Card, Course, Events, Facts, Measured, Open, Origin, Prepared, Upstream, not_forwarded};
+use penstock_upstream::{
+    Asker, Card, Course, Events, Facts, Measured, Open, Origin, Prepared, Upstream, not_forwarded,
+};
 
 /// Behaviour of a double for one request.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +95,8 @@ pub(super) struct Double {
     acts_for: Mutex<HashMap<String, Act>>,
     /// Keys of the provider that the double plays.
     keys: Keys,
+    /// Pace of the provider that the double plays, and the longest wait for it; `None`: it publishes no rate.
+    pace: Option<(Mutex<Pace>, Duration)>,
     pub(super) opened: AtomicUsize,
     started: AtomicUsize,
     open: Arc<AtomicUsize>,
@@ -111,6 +117,31 @@ impl Double {
         *self.always.lock().expect("act") = act;
     }
 
+    /// Waits for a turn at the published rate, as a provider does.
+    async fn turn_at_pace(&self, asker: Asker, origin: &Origin) -> Result<(), Failure> {
+        let Some((pace, wait)) = &self.pace else { return Ok(()) };
+        let now = self.clock.now();
+        let limit = patience(*wait, origin.first_by, origin.deadline, now);
+        let joined = pace.lock().expect("pace").join(asker, 0, limit, Part::Own, now);
+        let id = match joined {
+            Joined::Go(_) => return Ok(()),
+            Joined::Refused(wait) => return Err(TooLate(wait).failure()),
+            Joined::Waits(id, _) => id,
+        };
+        let place = InLine(pace, id);
+        poll_fn(|_| {
+            let now_at = self.clock.now();
+            match pace.lock().expect("pace").step(place.1, Part::Own, now_at) {
+                Step::Go(_) => Poll::Ready(Ok(())),
+                Step::Out => Poll::Ready(Err(TooLate(limit).failure())),
+                Step::Wait(wait) if now_at + wait > now + limit => Poll::Ready(Err(TooLate(wait).failure())),
+                _ if now_at >= now + limit => Poll::Ready(Err(TooLate(limit).failure())),
+                Step::Wait(_) | Step::Behind => Poll::Pending,
+            }
+        })
+        .await
+    }
+
     /// Number of requests that came to the double.
     pub(super) fn opened(&self) -> usize {
         self.opened.load(SeqCst)
@@ -124,6 +155,15 @@ impl Double {
     /// Number of requests in flight at the double.
     pub(super) fn open(&self) -> usize {
         self.open.load(SeqCst)
+    }
+}
+
+/// Place in the line of a pace, given up when dropped.
+struct InLine<'p>(&'p Mutex<Pace>, u64);
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        self.0.lock().expect("pace").leave(self.1);
     }
 }
 
@@ -166,6 +206,7 @@ impl Upstream for Double {
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         let uses = Use::new(&self.name, call.ask.label());
         let turn = self.keys.take(origin.asker(&call), uses, self.clock.now()).map_err(AllRest::failure)?;
+        self.turn_at_pace(origin.asker(&call), &origin).await?;
         self.opened.fetch_add(1, SeqCst);
         self.open.fetch_add(1, SeqCst);
         let held = Held(self.open.clone());
@@ -345,20 +386,20 @@ pub(super) fn over(to: &str, fallback: &str) -> ModelConfig {
 impl World {
     /// A world with a model of these rules.
     pub(super) fn new(rules: ModelConfig) -> Self {
-        Self::build(rules, false, 0)
+        Self::build(rules, false, 0, None)
     }
 
-    /// A world whose upstreams are providers with `count` keys each.
-    pub(super) fn keyed(count: usize, rules: ModelConfig) -> Self {
-        Self::build(rules, false, count)
+    /// A world whose upstreams are providers with `count` keys each. `pace`: rate that the provider `a` publishes.
+    pub(super) fn paced(count: usize, pace: Option<PacingConfig>, rules: ModelConfig) -> Self {
+        Self::build(rules, false, count, pace)
     }
 
     /// A world in which every answer names its target.
     pub(super) fn explaining(rules: ModelConfig) -> Self {
-        Self::build(rules, true, 0)
+        Self::build(rules, true, 0, None)
     }
 
-    fn build(rules: ModelConfig, explain: bool, count: usize) -> Self {
+    fn build(rules: ModelConfig, explain: bool, count: usize, pace: Option<PacingConfig>) -> Self {
         let secrets: Vec<Secret> = (0..count).map(|index| Secret::new(format!("sk-{index}"))).collect();
         let clock = Clock(Arc::new(Mutex::new(Instant::now())));
         let double = |name: &&str| {
@@ -369,6 +410,9 @@ impl World {
                 always: Mutex::new(GOOD),
                 acts_for: Mutex::default(),
                 keys: Keys::new(&secrets, None),
+                pace: pace
+                    .filter(|_| *name == "a")
+                    .map(|config| (Mutex::new(Pace::new(&config, clock.now())), config.wait)),
                 opened: AtomicUsize::new(0),
                 started: AtomicUsize::new(0),
                 open: Arc::default(),
