@@ -17,6 +17,7 @@ use penstock_base::Secret;
 use penstock_base::error::Failure;
 use penstock_upstream::Asker;
 use penstock_upstream::breaker::{Admission, Rules};
+use penstock_upstream::debounce::{Debounce, Line, later};
 use penstock_upstream::lane::{Change, Lane, Pass, Why};
 
 /// Rest of a key after a 429 without `Retry-After`.
@@ -38,9 +39,11 @@ pub struct Keys {
     all: Vec<Key>,
     next: AtomicUsize,
     file: Option<KeyFile>,
-    /// Time of the last log line about a key.
-    logged: Mutex<Option<Instant>>,
+    log: Arc<Mutex<KeyLog>>,
 }
+
+/// Debounced log of changes, by the key's index and whether they apply to everybody.
+type KeyLog = Debounce<(usize, bool)>;
 
 /// File that the keys came from; another program may replace expiring tokens in it.
 struct KeyFile {
@@ -126,7 +129,8 @@ impl Keys {
     pub fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
         let key = |secret: &Secret| Key { secret: ArcSwap::from_pointee(secret.clone()), lanes: Mutex::default() };
         let file = file.map(|path| KeyFile { path: path.to_owned(), looked: Mutex::new(Instant::now()) });
-        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, logged: Mutex::default() }
+        let log = Arc::new(Mutex::new(Debounce::new(LOG_APART)));
+        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, log }
     }
 
     /// Reads the key file again if it is due. An unreadable or empty file changes nothing. Keys are replaced line by
@@ -234,19 +238,12 @@ impl Keys {
         Err(rest)
     }
 
-    /// Logs that a key rests or is used again, at most one line per second and provider.
+    /// Logs that a key rests or is used again, at most once per second and key; the last state is told in the end.
     pub(crate) fn log(&self, provider: &str, index: usize, change: Option<Change>, now: Instant) {
         let Some(change) = change else { return };
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.is_some_and(|last| now.saturating_duration_since(last) < LOG_APART) {
-            return;
-        }
-        *logged = Some(now);
-        let (everybody, why) = (change.everybody, change.why.name());
-        match change.level {
-            0 => tracing::info!(provider, key_index = index, everybody, "a key of a provider is used again"),
-            _ => tracing::warn!(provider, key_index = index, everybody, why, "a key of a provider is paused"),
-        }
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.note((index, change.everybody), change, now).iter().for_each(|line| write(provider, line));
+        log_later(provider, &self.log, &mut log);
     }
 
     /// Number of keys that rest for at least one use.
@@ -270,6 +267,31 @@ impl Keys {
     pub(crate) fn are_in(&self, bytes: &[u8]) -> bool {
         self.all.iter().any(|key| memchr::memmem::find(bytes, key.secret.load().expose().as_bytes()).is_some())
     }
+}
+
+fn write(provider: &str, line: &Line<(usize, bool)>) {
+    let Line { subject: (key_index, everybody), change, unlogged } = line;
+    match change.level {
+        0 => tracing::info!(provider, key_index, everybody, unlogged, "a key of a provider is used again"),
+        _ => {
+            let why = change.why.name();
+            tracing::warn!(provider, key_index, everybody, why, unlogged, "a key of a provider is paused");
+        }
+    }
+}
+
+/// Logs what waits in the debounced log when it is due, also if no key is used any more.
+fn log_later(provider: &str, keys: &Arc<Mutex<KeyLog>>, log: &mut KeyLog) {
+    let Some(due) = log.due_at() else { return };
+    let (provider, keys) = (provider.to_owned(), Arc::downgrade(keys));
+    let is_timed = later(due, move || {
+        let Some(keys) = keys.upgrade() else { return };
+        let mut log = keys.lock().unwrap_or_else(PoisonError::into_inner);
+        log.set_timed(false);
+        log.due(due.max(Instant::now())).iter().for_each(|line| write(&provider, line));
+        log_later(&provider, &keys, &mut log);
+    });
+    log.set_timed(is_timed);
 }
 
 impl Turn<'_> {
@@ -383,6 +405,29 @@ mod tests {
         }
         assert!(log.lines().last().is_some_and(|last| last.contains("INFO") && last.contains("is used again")));
         assert!(!log.contains("aa"), "no key is in the log");
+    }
+
+    /// A pause and a recovery within a second of another line are told when the second is over, although nothing happens
+    /// then.
+    #[test]
+    fn the_last_state_of_each_key_is_told_in_the_end() {
+        let (keys, now) = (Keys::new(&[Secret::new("aa"), Secret::new("bb")], None), Instant::now());
+        let change = |level| Some(Change { everybody: true, level, why: Why::Limited });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let log = logged(|| {
+            runtime.block_on(async {
+                keys.log("openai", 0, change(3), now);
+                keys.log("openai", 1, change(3), now);
+                keys.log("openai", 0, change(0), now);
+                tokio::time::sleep(LOG_APART + Duration::from_millis(100)).await;
+                // Tasks that are due have their turn.
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+            });
+        });
+        let lines: Vec<_> = log.lines().map(|line| (line.contains("key_index=0"), line.contains("INFO"))).collect();
+        assert_eq!(lines, [(true, false), (false, false), (true, true)], "{log}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use super::models::TargetState;
 use penstock_govern::prices::{ModelFacts, Price};
 use penstock_upstream::breaker::{Admission, Breaker, Rules, Ticket};
+use penstock_upstream::debounce::{Debounce, Line, later};
 use penstock_upstream::lane::{Change, Lane, Pass, Why};
 use penstock_upstream::{Asker, Upstream};
 
@@ -60,11 +61,12 @@ struct Health {
     lanes: Vec<(Surface, Lane)>,
     /// TTFT of streams, and time to the first event of whole answers.
     latency: [Latency; 2],
-    /// Instants of the last logged changes: for everybody, for one key.
-    logged: [Option<Instant>; 2],
-    /// Changes since the last logged ones that were not logged.
-    unlogged: u64,
+    /// Debounced logs of changes: for everybody, for one key.
+    logs: [Debounce<Subject>; 2],
 }
+
+/// Subject of a log line about a target: the operation or check, and the key's id (empty for everybody).
+type Subject = (&'static str, Arc<str>);
 
 /// Debounce of the log lines about a target: changes for everybody, changes for one key.
 const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
@@ -101,15 +103,19 @@ impl Health {
     }
 
     /// Logs a change, debounced: a target that flaps fills no log.
-    fn log(&mut self, target: &str, about: &str, key: &str, change: Option<Change>, now: Instant) {
-        let Some(change) = change else { return };
-        let at = usize::from(!change.everybody);
-        if self.logged[at].is_some_and(|last| now.saturating_duration_since(last) < LOG_APART[at]) {
-            self.unlogged += 1;
-            return;
+    fn log(&mut self, target: &str, subject: Subject, change: Option<Change>, now: Instant) {
+        for log in &mut self.logs {
+            log.due(now).iter().for_each(|line| Self::write(target, line));
         }
-        self.logged[at] = Some(now);
-        let (state, why, unlogged) = (change.name(), change.why.name(), std::mem::take(&mut self.unlogged));
+        let Some(change) = change else { return };
+        let key = if change.everybody { "".into() } else { subject.1 };
+        let lines = self.logs[usize::from(!change.everybody)].note((subject.0, key), change, now);
+        lines.iter().for_each(|line| Self::write(target, line));
+    }
+
+    fn write(target: &str, line: &Line<Subject>) {
+        let Line { subject: (about, key), change, unlogged } = line;
+        let (key, state, why) = (&**key, change.name(), change.why.name());
         match (change.everybody, change.level) {
             (true, 0) => tracing::info!(target_id = target, about, state, unlogged, "a target is healthy again"),
             (true, _) => tracing::warn!(
@@ -152,8 +158,8 @@ pub(crate) struct Size {
 impl Target {
     pub(crate) fn new(id: &str, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
         let down = Breaker::new(Rules::DEFAULT);
-        let health =
-            Health { misses: 0, down, lanes: Vec::new(), latency: Default::default(), logged: [None; 2], unlogged: 0 };
+        let logs = LOG_APART.map(Debounce::new);
+        let health = Health { misses: 0, down, lanes: Vec::new(), latency: Default::default(), logs };
         let state = Arc::new(State {
             in_flight: AtomicUsize::new(0),
             pending_tokens: AtomicU64::new(0),
@@ -179,6 +185,12 @@ impl Target {
 
     fn health(&self) -> MutexGuard<'_, Health> {
         self.state.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs a change, and sets a timer for what is to be logged later.
+    fn log(&self, health: &mut Health, subject: Subject, change: Option<Change>, now: Instant) {
+        health.log(&self.id, subject, change, now);
+        log_later(&self.id, &self.state, health);
     }
 
     /// Whether a request may go to the target. A target that reports itself unready is the last choice.
@@ -248,7 +260,7 @@ impl Target {
         }
         let level = health.down.kind(now);
         let change = (level != before).then_some(Change { everybody: true, level, why: Why::Checks });
-        health.log(&self.id, "health_check", "", change, now);
+        self.log(&mut health, ("health_check", "".into()), change, now);
     }
 
     /// Admits a request. `need`: whether it is streamed, and the prompt tokens to compute.
@@ -262,6 +274,22 @@ impl Target {
         let pass = health.lane_mut(who.surface).enter(who.asker, trial, now);
         drop(health);
         Permit { target: self.clone(), who, key: key.clone(), ticket: Some((down, pass)), began: now, stream, tokens }
+    }
+}
+
+/// Logs what waits in the debounced logs when it is due, also if nothing happens at the target any more.
+fn log_later(target: &Arc<str>, state: &Arc<State>, health: &mut Health) {
+    for at in 0..health.logs.len() {
+        let Some(due) = health.logs[at].due_at() else { continue };
+        let (target, state) = (target.clone(), Arc::downgrade(state));
+        let is_timed = later(due, move || {
+            let Some(state) = state.upgrade() else { return };
+            let mut health = state.health.lock().unwrap_or_else(PoisonError::into_inner);
+            health.logs[at].set_timed(false);
+            health.log(&target, ("", "".into()), None, due.max(Instant::now()));
+            log_later(&target, &state, &mut health);
+        });
+        health.logs[at].set_timed(is_timed);
     }
 }
 
@@ -303,7 +331,7 @@ impl Permit {
     }
 
     fn log(&self, health: &mut Health, change: Option<Change>, now: Instant) {
-        health.log(&self.target.id, self.who.surface.operation(), &self.key, change, now);
+        self.target.log(health, (self.who.surface.operation(), self.key.clone()), change, now);
     }
 
     /// Counts a refusal by a target that works. `cooling`: its Retry-After, and the reason.

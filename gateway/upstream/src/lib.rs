@@ -9,6 +9,7 @@
 pub mod answer_memory;
 pub mod breaker;
 pub mod call;
+pub mod debounce;
 pub mod forward;
 pub mod lane;
 pub mod reasoning_signer;

@@ -63,6 +63,57 @@ fn a_breaker_says_once_that_it_opened_and_once_that_it_closed() {
     }
 }
 
+/// The breaker of one key closes a second after it opened, within the ten seconds in which such changes are logged once.
+#[test]
+fn a_breaker_that_closes_soon_says_so_when_the_interval_of_the_log_has_ended() {
+    let told = |log: &str, words: &str| log.lines().filter(|line| line.contains(words)).count();
+    let check = |seconds: u64, closed: usize| {
+        let log = logged(|| {
+            let world = World::new(pair());
+            world.double("a").always(DOWN);
+            for _ in 0..5 {
+                world.answer();
+            }
+            world.double("a").always(GOOD);
+            world.clock.advance(Duration::from_secs(1));
+            assert_eq!(world.answer().text, "a a", "the breaker has closed");
+            world.clock.advance(Duration::from_secs(seconds));
+            // Nothing changes any more.
+            assert_eq!(world.answer().text, "a a");
+        });
+        assert_eq!(told(&log, "unhealthy for one key: its circuit breaker opened"), 1, "{log}");
+        assert_eq!(told(&log, "a target is healthy again for one key"), closed, "{log}");
+    };
+    check(8, 0);
+    check(9, 1);
+}
+
+/// Nobody asks the target any more: a timer tells.
+#[test]
+fn a_breaker_that_closes_soon_says_so_although_nothing_happens_any_more() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let log = logged(|| {
+        runtime.block_on(async {
+            let world = World::new(pair());
+            world.double("a").always(DOWN);
+            for key in ["x", "y", "z"] {
+                (0..2).for_each(|_| assert!(world.ask_as(key, Surface::Chat).end().failure.is_none(), "by the other"));
+            }
+            let target = world.target("a");
+            (0..2).for_each(|_| target.checked(false, world.clock.now()));
+            drop(world);
+            tokio::time::sleep(Duration::from_millis(1100)).await;
+            // Tasks that are due have their turn.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            drop(target);
+        });
+    });
+    let told = |about: &str| log.lines().filter(|line| line.contains(about)).count();
+    assert_eq!((told("about=\"chat\""), told("about=\"health_check\"")), (1, 1), "{log}");
+}
+
 #[test]
 fn when_all_fail_one_request_at_a_time_goes_through_and_the_others_are_told_why_at_once() {
     let world = World::new(pair());

@@ -1,0 +1,189 @@
+//! Debounced log of state changes: few lines in a storm, and in the end the last state of every subject.
+//!
+//! A change is told at once if nothing was told for the interval. Other changes wait. When the interval has ended, every
+//! subject whose state differs from the one last told is told; whatever came and went in between is only counted. So a
+//! breaker that was told to have opened is told to have closed, however soon it does. Pure, time is an argument; only
+//! [`later`] waits, for subjects that nothing happens to any more.
+
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::time::sleep_until;
+
+use crate::lane::Change;
+
+/// Most subjects whose changes wait, and most whose bad states are remembered. Changes of further ones are only counted.
+const SUBJECTS_MAX: usize = 64;
+
+/// Debounced log of the states of several subjects, at one interval.
+#[derive(Debug)]
+pub struct Debounce<S> {
+    apart: Duration,
+    last: Option<Instant>,
+    /// Subjects last told to be in a bad state, with that state.
+    bad: Vec<(S, u8)>,
+    /// Last changes of subjects that are not told yet, in the order of their first.
+    waiting: Vec<(S, Change)>,
+    uncounted: u64,
+    is_timed: bool,
+}
+
+/// Line to be logged: a subject has changed its state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line<S> {
+    /// Subject of the change.
+    pub subject: S,
+    /// Change to the subject's present state.
+    pub change: Change,
+    /// Number of changes since the line before that are not told.
+    pub unlogged: u64,
+}
+
+impl<S: Clone + PartialEq> Debounce<S> {
+    /// A log that has told nothing yet; `apart`: its interval.
+    pub fn new(apart: Duration) -> Self {
+        Self { apart, last: None, bad: Vec::new(), waiting: Vec::new(), uncounted: 0, is_timed: false }
+    }
+
+    /// Takes a change in; returns the lines to be logged now.
+    pub fn note(&mut self, subject: S, change: Change, now: Instant) -> Vec<Line<S>> {
+        let before = self.waiting.len();
+        self.waiting.retain(|(other, _)| *other != subject);
+        self.uncounted += (before - self.waiting.len()) as u64;
+        if self.is_quiet(now) {
+            let mut lines = self.due(now);
+            lines.push(self.line(subject, change));
+            self.last = Some(now);
+            return lines;
+        }
+        match self.waiting.len() < SUBJECTS_MAX {
+            true => self.waiting.push((subject, change)),
+            false => self.uncounted += 1,
+        }
+        Vec::new()
+    }
+
+    /// Lines of the changes that have waited for the end of the interval.
+    pub fn due(&mut self, now: Instant) -> Vec<Line<S>> {
+        if self.waiting.is_empty() || !self.is_quiet(now) {
+            return Vec::new();
+        }
+        let mut lines = Vec::new();
+        for (subject, change) in std::mem::take(&mut self.waiting) {
+            let told = self.bad.iter().find(|(other, _)| *other == subject).map_or(0, |(_, level)| *level);
+            match told == change.level {
+                true => self.uncounted += 1,
+                false => lines.push(self.line(subject, change)),
+            }
+        }
+        if !lines.is_empty() {
+            self.last = Some(now);
+        }
+        lines
+    }
+
+    /// Instant at which [`Self::due`] has to be called; `None`: nothing waits, or a timer is set for it already.
+    pub fn due_at(&self) -> Option<Instant> {
+        let at = self.last.map(|last| last + self.apart);
+        at.filter(|_| !self.waiting.is_empty() && !self.is_timed)
+    }
+
+    /// Notes that a timer is set for [`Self::due_at`], or has run out.
+    pub fn set_timed(&mut self, is_timed: bool) {
+        self.is_timed = is_timed;
+    }
+
+    fn is_quiet(&self, now: Instant) -> bool {
+        self.last.is_none_or(|last| now.saturating_duration_since(last) >= self.apart)
+    }
+
+    fn line(&mut self, subject: S, change: Change) -> Line<S> {
+        self.bad.retain(|(other, _)| *other != subject);
+        if change.level > 0 {
+            if self.bad.len() >= SUBJECTS_MAX {
+                self.bad.remove(0);
+            }
+            self.bad.push((subject.clone(), change.level));
+        }
+        Line { subject, change, unlogged: std::mem::take(&mut self.uncounted) }
+    }
+}
+
+/// Runs `tell` at this instant. Returns false, and runs nothing, outside of an async runtime.
+pub fn later(at: Instant, tell: impl FnOnce() + Send + 'static) -> bool {
+    let Ok(runtime) = Handle::try_current() else { return false };
+    // The task ends by itself within the interval of a log.
+    drop(runtime.spawn(async move {
+        sleep_until(at.into()).await;
+        tell();
+    }));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::Why;
+    use proptest::prelude::*;
+
+    const APART: Duration = Duration::from_secs(10);
+
+    fn change(level: u8) -> Change {
+        Change { everybody: false, level, why: Why::Errors }
+    }
+
+    fn levels(lines: &[Line<u8>]) -> Vec<(u8, u8, u64)> {
+        lines.iter().map(|line| (line.subject, line.change.level, line.unlogged)).collect()
+    }
+
+    #[test]
+    fn a_recovery_within_the_interval_is_told_when_the_interval_ends() {
+        let (mut log, now) = (Debounce::new(APART), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(levels(&log.note(1, change(3), now)), [(1, 3, 0)]);
+        assert_eq!(log.note(1, change(0), at(3)), []);
+        assert_eq!((log.due(at(9)), log.due_at()), (Vec::new(), Some(at(10))));
+        assert_eq!(levels(&log.due(at(10))), [(1, 0, 0)]);
+        assert_eq!(log.due_at(), None);
+        // What opens and closes in between is no news.
+        assert_eq!(log.note(1, change(3), at(11)), []);
+        assert_eq!(log.note(1, change(0), at(12)), []);
+        assert_eq!(log.due(at(20)), []);
+        assert_eq!(levels(&log.note(2, change(2), at(21))), [(2, 2, 2)]);
+    }
+
+    #[test]
+    fn subjects_beyond_the_bound_are_counted() {
+        let (mut log, now) = (Debounce::new(APART), Instant::now());
+        for subject in 0..=100 {
+            log.note(subject, change(3), now);
+        }
+        let lines = log.due(now + APART);
+        assert_eq!((lines.len(), lines[0].unlogged), (SUBJECTS_MAX, 36));
+    }
+
+    proptest! {
+        /// Property: whatever happens, the last line of each subject is its state, once the interval has ended.
+        #[test]
+        fn the_last_state_is_told_in_the_end(steps in prop::collection::vec((0_u8..6, 0_u8..4, 0_u64..8000), 1..60)) {
+            let (mut log, mut now) = (Debounce::new(APART), Instant::now());
+            let (mut state, mut told) = ([0_u8; 6], [0_u8; 6]);
+            let mut lines = 0;
+            let began = now;
+            for (subject, level, ms) in steps {
+                now += Duration::from_millis(ms);
+                state[usize::from(subject)] = level;
+                for line in log.note(subject, change(level), now) {
+                    told[usize::from(line.subject)] = line.change.level;
+                    lines += 1;
+                }
+            }
+            for line in log.due(now + APART) {
+                told[usize::from(line.subject)] = line.change.level;
+            }
+            prop_assert_eq!(state, told);
+            let intervals = (now - began).as_secs() / APART.as_secs() + 1;
+            prop_assert!(lines <= 6 * intervals, "{} lines in {} intervals", lines, intervals);
+        }
+    }
+}
