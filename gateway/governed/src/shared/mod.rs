@@ -16,6 +16,10 @@
 //! ([`Counters::begin`]). Then days and months are restored from the ledger, which is the source of truth, and each
 //! gateway reports its leases. Until then the store counts as away.
 //!
+//! A lease of places in flight lapses where it is not renewed for [`IN_FLIGHT_SECONDS`]: others may then take the places of
+//! requests that still run here. Such a loss is logged, once, and so is the return: places in use are leased again as
+//! soon as the store answers, whatever the maximum is.
+//!
 //! This file holds the part that requests wait for; [`report`] is the background task.
 //!
 //! ```text
@@ -115,6 +119,8 @@ struct Cell {
     renewed_at: Option<Instant>,
     /// Use by all gateways when the store was last asked, leases included.
     seen: u64,
+    /// True if the lease was logged as lost and is not held again.
+    is_lost: bool,
 }
 
 /// Amount that one request holds of one shared counter, taken from the gateway's lease.
@@ -551,6 +557,73 @@ mod tests {
     async fn try_take(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {
         let limit: Arc<str> = "l".into();
         shared.take(&[Claim { limit: &limit, subject: "k", measure, amount, tag: 0 }], |_| OnStoreFailure::Open).await
+    }
+
+    /// Two gateways, of which the first holds the only place; and lines that `run` logs.
+    fn logged_with_a_place(run: impl AsyncFnOnce(&Store, &Shared)) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        penstock_base::testing::logged(|| {
+            runtime.block_on(async {
+                let store = Arc::new(Store::default());
+                let (gateway, other) = (begun(&store, "a"), begun(&store, "b"));
+                let place = take_closed(&gateway, measure(Unit::InFlight, Span::Now, 1), 1).await.expect("room");
+                run(&store, &gateway).await;
+                assert!(
+                    matches!(
+                        take_closed(&other, measure(Unit::InFlight, Span::Now, 1), 1).await,
+                        Err(Refused::Full { .. })
+                    ),
+                    "the place is in use, and counted again"
+                );
+                gateway.settle(place, |_, _| Some(1));
+                gateway.report_once(Instant::now() + IDLE * 2).await;
+                take_closed(&other, measure(Unit::InFlight, Span::Now, 1), 1).await.expect("given back");
+            })
+        })
+    }
+
+    #[track_caller]
+    fn check_lease_lines(log: &str) {
+        let lines: Vec<_> = log.lines().filter(|line| line.contains("a lease of a limit")).collect();
+        assert_eq!(lines.len(), 2, "{log}");
+        for (line, parts) in lines.iter().zip([["WARN", "is lost"], ["INFO", "is held again"]]) {
+            for part in parts.iter().chain(&["counter=\"l/k/in_flight\"", "in_use=1"]) {
+                assert!(line.contains(part), "{part} is not in: {line}");
+            }
+        }
+    }
+
+    /// The store is away for longer than a lease of places lasts, and another gateway has not asked meanwhile.
+    #[test]
+    fn a_lease_that_lapses_is_told_once_and_held_again_when_the_store_is_back() {
+        let log = logged_with_a_place(async |store, gateway| {
+            let _ = gateway.down::<()>("away");
+            for cell in gateway.state().cells.values_mut() {
+                cell.lapses = 1;
+            }
+            // The store lets it lapse, too.
+            let lapsed: Vec<Kept> = gateway.state().cells.keys().map(|key| Cell::default().kept(key)).collect();
+            store.inner.lease("a", &lapsed, clock::unix_seconds()).await.expect("a lease of nothing");
+            (0..3).for_each(|_| gateway.tell_lapsed());
+            gateway.state().down_until = None;
+            assert!(gateway.begin().await && gateway.begin().await);
+            gateway.tell_lapsed();
+        });
+        check_lease_lines(&log);
+    }
+
+    /// The store answers, and does not have the lease any more.
+    #[test]
+    fn a_lease_that_the_store_has_dropped_is_told_once_and_held_again() {
+        let log = logged_with_a_place(async |store, gateway| {
+            let dropped: Vec<Kept> = gateway.state().cells.keys().map(|key| Cell::default().kept(key)).collect();
+            store.inner.lease("a", &dropped, clock::unix_seconds()).await.expect("a lease of nothing");
+            for round in 1..3 {
+                gateway.report_once(Instant::now() + Duration::from_secs(6 * round)).await;
+            }
+            assert!(gateway.correct().await && gateway.correct().await);
+        });
+        check_lease_lines(&log);
     }
 
     async fn take_closed(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {

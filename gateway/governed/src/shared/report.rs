@@ -5,16 +5,18 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use penstock_store::{Ask, Begun, Kept, Settlement, StoreError};
+use penstock_store::{Ask, Begun, Grant, Kept, Settlement, StoreError};
 use tokio::time::{sleep, timeout};
 
-use super::{IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept};
+use super::{Cell, IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept, key};
 use penstock_base::clock;
 
 /// Interval at which spent and returned amounts are reported to the store.
 const REPORT: Duration = Duration::from_millis(200);
 /// Deadline of one report to the store.
 const REPORT_MAX: Duration = Duration::from_secs(2);
+/// Most leases that the log names at a time; more are counted.
+const LINES_MAX: usize = 16;
 /// Most counters in one call of the store.
 pub(super) const REPORTS: usize = 64;
 /// Time within which other gateways have written their settled entries to the ledger, so that its sums are complete.
@@ -31,6 +33,7 @@ impl Shared {
             if self.begin().await && self.correct().await {
                 self.report_once(Instant::now()).await;
             }
+            self.tell_lapsed();
             // The start waits for the first signal only.
             let _ = begun.try_send(());
             sleep(REPORT).await;
@@ -82,6 +85,7 @@ impl Shared {
             let second = clock::unix_seconds();
             for chunk in self.leases(second).chunks(REPORTS) {
                 in_time(self.counters.lease(&self.holder, chunk, second)).await?;
+                self.held_again(chunk);
             }
         }
         if let Some(until) = owed {
@@ -136,15 +140,66 @@ impl Shared {
                 self.failed(&why);
                 return false;
             }
+            self.held_again(chunk);
         }
         true
     }
 
-    /// Leases of this gateway that have not lapsed.
+    /// Leases of this gateway that have not lapsed, and those of places that are in use although they have.
     fn leases(&self, now: u64) -> Vec<Kept> {
-        let state = self.state();
+        let mut state = self.state();
+        for ((_, window), cell) in &mut state.cells {
+            if window.seconds == 0 && cell.lapses <= now && cell.held > 0 {
+                (cell.leased, cell.lapses) = (cell.held, now + IN_FLIGHT_SECONDS);
+            }
+        }
         let leased = state.cells.iter().filter(|(_, cell)| cell.lapses > now);
         leased.map(|(key, cell)| cell.kept(key)).collect()
+    }
+
+    /// Logs leases of places in use that have lapsed because the store could not be told in time, once each.
+    pub(super) fn tell_lapsed(&self) {
+        let now = clock::unix_seconds();
+        let has_lapsed = |(key, cell): (&Key, &Cell)| (key.1.seconds == 0 && cell.lapses <= now).then(|| key.clone());
+        let lapsed: Vec<Key> = self.state().cells.iter().filter_map(has_lapsed).collect();
+        self.lost_leases(&lapsed, "it was not renewed in time");
+    }
+
+    /// Logs the leases that are lost although requests use them, once each.
+    fn lost_leases(&self, keys: &[Key], why: &str) {
+        let mut lost = Vec::new();
+        let mut state = self.state();
+        for key in keys {
+            let Some(cell) = state.cells.get_mut(key).filter(|cell| cell.held > 0 && !cell.is_lost) else { continue };
+            cell.is_lost = true;
+            lost.push((&key.0, cell.held));
+        }
+        drop(state);
+        for (counter, in_use) in lost.iter().take(LINES_MAX) {
+            tracing::warn!(counter, in_use, why, "a lease of a limit is lost: other gateways may use its places");
+        }
+        if let more @ 1.. = lost.len().saturating_sub(LINES_MAX) {
+            tracing::warn!(leases = more, why, "more leases of limits are lost than the log names");
+        }
+    }
+
+    /// Logs the leases that were lost and that the store has again.
+    fn held_again(&self, kept: &[Kept]) {
+        let (mut again, now) = (Vec::new(), clock::unix_seconds());
+        let mut state = self.state();
+        for one in kept {
+            let cell = state.cells.get_mut(&(one.counter.clone(), one.window));
+            let Some(cell) = cell.filter(|cell| cell.is_lost && cell.lapses > now) else { continue };
+            cell.is_lost = false;
+            again.push((&one.counter, cell.held));
+        }
+        drop(state);
+        for (counter, in_use) in again.iter().take(LINES_MAX) {
+            tracing::info!(counter, in_use, "a lease of a limit is held again");
+        }
+        if let more @ 1.. = again.len().saturating_sub(LINES_MAX) {
+            tracing::info!(leases = more, "more leases of limits are held again than the log names");
+        }
     }
 
     pub(super) async fn report_once(&self, at: Instant) {
@@ -164,9 +219,17 @@ impl Shared {
         }
         let renewals = self.renewals(at, now);
         for chunk in renewals.chunks(REPORTS) {
-            if let Err(why) = in_time(self.counters.take(&self.holder, chunk, false, now)).await {
-                return self.failed(&why);
-            }
+            let asks: Vec<Ask> = chunk.iter().map(|(ask, _)| ask.clone()).collect();
+            let grants = match in_time(self.counters.take(&self.holder, &asks, false, now)).await {
+                Ok(grants) => grants,
+                Err(why) => return self.failed(&why),
+            };
+            let renewed = chunk.iter().zip(&grants);
+            let is_dropped = |((_, leased), grant): &(&(Ask, u64), &Grant)| grant.leased < *leased;
+            let dropped: Vec<Key> = renewed.filter(is_dropped).map(|((ask, _), _)| key(ask)).collect();
+            self.lost_leases(&dropped, "the shared counters do not have it any more");
+            // The leases are reported as they are.
+            self.state().unheard.extend(dropped);
         }
         if !(settlements.is_empty() && renewals.is_empty()) {
             self.up();
@@ -188,8 +251,12 @@ impl Shared {
 
     /// Takes the amounts to report out of the cells, and drops cells that are done.
     fn due(&self, at: Instant, now: u64) -> Vec<Settlement> {
-        let mut out = Vec::new();
+        let (mut out, mut unused) = (Vec::new(), Vec::new());
         self.state().cells.retain(|(counter, window), cell| {
+            if cell.is_lost && cell.held == 0 {
+                cell.is_lost = false;
+                unused.push(counter.clone());
+            }
             let idle = cell.used_at.is_none_or(|used| at.saturating_duration_since(used) >= IDLE);
             let ended = cell.lapses <= now;
             let back = if idle || ended { cell.leased.saturating_sub(cell.held) } else { 0 };
@@ -200,6 +267,9 @@ impl Shared {
             }
             cell.held > 0 || cell.leased > 0 || !(idle || ended)
         });
+        for counter in unused.iter().take(LINES_MAX) {
+            tracing::info!(counter, "a lost lease of a limit is not needed any more");
+        }
         out
     }
 
@@ -212,8 +282,8 @@ impl Shared {
         }
     }
 
-    /// Renewals of the leases of places in flight, as a sign of life.
-    fn renewals(&self, at: Instant, now: u64) -> Vec<Ask> {
+    /// Renewals of the leases of places in flight, as a sign of life, each with the amount of the lease.
+    fn renewals(&self, at: Instant, now: u64) -> Vec<(Ask, u64)> {
         let due = Duration::from_secs(IN_FLIGHT_SECONDS / 3);
         let mut out = Vec::new();
         for ((counter, window), cell) in &mut self.state().cells {
@@ -224,7 +294,8 @@ impl Shared {
             cell.renewed_at = Some(at);
             cell.lapses = now + IN_FLIGHT_SECONDS;
             let (counter, until) = (counter.clone(), cell.lapses);
-            out.push(Ask { counter, window: *window, sliding: false, max: u64::MAX >> 12, want: 0, least: 0, until });
+            let max = u64::MAX >> 12;
+            out.push((Ask { counter, window: *window, sliding: false, max, want: 0, least: 0, until }, cell.leased));
         }
         out
     }
