@@ -84,6 +84,7 @@ impl Roles {
 mod tests {
     use super::super::members::tests::{absent, connect};
     use super::*;
+    use penstock_base::testing::logged;
     use std::time::Instant;
 
     const FIRST: WorkerId = WorkerId(0);
@@ -111,6 +112,28 @@ mod tests {
         assert_eq!(roles.untold(FIRST, &members), Some(Role::Mixed));
         let none = self::roles(Follow::Off, 0);
         assert_eq!(none.untold(SECOND, &members), None, "nobody set its role");
+    }
+
+    #[test]
+    fn each_change_of_a_role_is_one_line_with_the_worker_and_both_roles() {
+        let members = absent(2, Instant::now());
+        for (follow, dry_run) in [(Follow::On, "dry_run=false"), (Follow::DryRun, "dry_run=true")] {
+            let mut roles = roles(follow, 0);
+            let log = logged(|| {
+                let back = Flip { from: Role::Prefill, to: Role::Decode, ..flip() };
+                for flip in [flip(), back] {
+                    roles.follows(&flip, &members);
+                }
+            });
+            let lines: Vec<_> = log.lines().collect();
+            assert_eq!(lines.len(), 2, "{log}");
+            for (line, change) in lines.iter().zip([["from=Mixed", "to=Prefill"], ["from=Prefill", "to=Decode"]]) {
+                let always = ["INFO", "worker=a-0", "role of a worker follows the load", dry_run];
+                for part in always.iter().chain(&change) {
+                    assert!(line.contains(part), "{part} is not in: {line}");
+                }
+            }
+        }
     }
 
     #[test]
