@@ -25,7 +25,10 @@ ENDLESS = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages"}
 
 
 class Hostile(ThreadingHTTPServer):
-    """Answers `huge` with all but the end of a large answer, `endless` with a line that does not end, `silent` not at all."""
+    """Answers `huge` with all but the end of a large answer, `endless` with a line that does not end, `silent` not at all.
+
+    `limited` is a 429 for two minutes.
+    """
 
     daemon_threads = True
     request_queue_size = 512
@@ -37,7 +40,7 @@ class Hostile(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def table(self) -> str:
-        models = '["huge", "endless", "silent", "quick"]'
+        models = '["huge", "endless", "silent", "quick", "limited"]'
         return f'[[providers]]\nid = "up"\nbase_url = "{self.url}/v1"\nkey_env = "KEY_UP"\nmodels = {models}\n'
 
 
@@ -68,6 +71,13 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\ndata: ")
         for _ in range(64):
             self.wfile.write(b"x" * MIB)
+
+    def limited(self, _):
+        self.send_response(429)
+        self.send_header("retry-after", "120")
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
 
     def silent(self, _):
         self.server.release.wait(120)
@@ -283,3 +293,22 @@ def test_what_a_key_keeps_is_bounded_and_its_places_are_shared(tmp_path, hostile
             his = bob.responses.create(model="quick", input="Hello", background=True).id
             wait_until(lambda his=his: bob.responses.retrieve(his).status == "completed", "his does not wait", 60)
         assert metric("penstock_background_responses") <= 128
+
+
+def test_a_response_that_waits_out_a_429_has_no_place(tmp_path, hostile):
+    with serving(tmp_path, config=hostile.table(), env={"KEY_UP": "k"}, workers=0) as gateway:
+        client = gateway.client(max_retries=0)
+
+        def create(model: str) -> str:
+            return client.responses.create(model=model, input="Hello", max_output_tokens=9, background=True).id
+
+        # More than the places that one key gets, which is half of 128.
+        waiting = [create("limited") for _ in range(80)]
+        wait_until(lambda: hostile.asked >= 1, "the provider says 429", 60)
+        for _ in range(3):
+            quick = create("quick")
+            # The pause of the others is two minutes.
+            wait_until(lambda quick=quick: client.responses.retrieve(quick).status == "completed", "it has a place", 60)
+        wait_until(lambda: gateway.metric("penstock_background_responses") == 0, "the others have none", 60)
+        statuses = {client.responses.retrieve(one).status for one in waiting}
+        assert statuses <= {"queued", "in_progress"}, statuses
