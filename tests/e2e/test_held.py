@@ -21,13 +21,15 @@ BUDGET = 96 * MIB
 SLACK = 64 * MIB
 # Left of large answers once they are gone: what is too little to be returned at once, and buffers of connections.
 GIVEN_BACK = 24 * MIB
+# Stands for the large text in an event.
+BULK = "BULK"
 ENDLESS = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages"}
 
 
 class Hostile(ThreadingHTTPServer):
     """Answers `huge` with all but the end of a large answer, `endless` with a line that does not end, `silent` not at all.
 
-    `limited` is a 429 for two minutes.
+    `limited` is a 429 for two minutes, `page` and `picture` are streams of one event as large as the prompt says, in MiB.
     """
 
     daemon_threads = True
@@ -40,7 +42,7 @@ class Hostile(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def table(self) -> str:
-        models = '["huge", "endless", "silent", "quick", "limited"]'
+        models = '["huge", "endless", "silent", "quick", "limited", "page"]'
         return f'[[providers]]\nid = "up"\nbase_url = "{self.url}/v1"\nkey_env = "KEY_UP"\nmodels = {models}\n'
 
 
@@ -51,7 +53,8 @@ class Answering(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked += 1
         with contextlib.suppress(OSError):
-            getattr(self, asked["model"])(asked)
+            # Gemini's model is in the path.
+            getattr(self, asked.get("model", "picture"))(asked)
 
     def huge(self, _):
         start, end = (
@@ -78,6 +81,24 @@ class Answering(BaseHTTPRequestHandler):
         self.send_header("content-length", "2")
         self.end_headers()
         self.wfile.write(b"{}")
+
+    def page(self, asked):
+        choice = {"index": 0, "delta": {"content": BULK}, "finish_reason": "stop"}
+        self.event({"choices": [choice]}, int(asked["messages"][0]["content"]), b"data: [DONE]\n\n")
+
+    def picture(self, asked):
+        part = {"inlineData": {"mimeType": "image/png", "data": BULK}}
+        candidate = {"content": {"parts": [part], "role": "model"}, "finishReason": "STOP"}
+        self.event({"candidates": [candidate]}, int(asked["contents"][0]["parts"][0]["text"]), b"")
+
+    def event(self, document: dict, mebibytes: int, end: bytes):
+        """Sends an event with the bulk in its place, and waits for the test before the blank line that ends the event."""
+        self.head("text/event-stream", None)
+        before, behind = json.dumps(document).encode().split(BULK.encode())
+        self.wfile.write(b"data: " + before + b"x" * (mebibytes * MIB) + behind)
+        self.wfile.flush()
+        self.server.release.wait(120)
+        self.wfile.write(b"\n\n" + end)
 
     def silent(self, _):
         self.server.release.wait(120)
@@ -312,3 +333,39 @@ def test_a_response_that_waits_out_a_429_has_no_place(tmp_path, hostile):
         wait_until(lambda: gateway.metric("penstock_background_responses") == 0, "the others have none", 60)
         statuses = {client.responses.retrieve(one).status for one in waiting}
         assert statuses <= {"queued", "in_progress"}, statuses
+
+
+def test_images_have_a_limit_of_events_of_their_own(tmp_path, hostile):
+    """An image may be larger than a text: 4 MiB for an event of text (the default), here 8 MiB for one of images."""
+    gemini = '[[providers]]\nid = "gemini"\nprotocol = "gemini"\nkey_env = "KEY_UP"\nmodels = ["picture"]\n'
+    config = (
+        f'[server]\nimage_event_bytes_max = {8 * MIB}\n{hostile.table()}{gemini}base_url = "{hostile.url}/v1beta"\n'
+    )
+    with serving(tmp_path, config=config, env={"KEY_UP": "k"}, workers=0) as gateway:
+
+        def page(mebibytes: int) -> tuple[str, dict]:
+            return "/v1/chat/completions", {"model": "page", "messages": user(str(mebibytes)), "stream": True}
+
+        def picture(mebibytes: int) -> tuple[str, dict]:
+            asked = {"contents": [{"parts": [{"text": str(mebibytes)}]}]}
+            return "/v1beta/models/picture:streamGenerateContent?alt=sse", asked
+
+        def ask(path: str, asked: dict) -> httpx.Response:
+            return httpx.post(f"{gateway.url}{path}", json=asked, timeout=120)
+
+        def held() -> float:
+            return gateway.metric("penstock_answer_bytes")
+
+        with ThreadPoolExecutor(1) as pool:
+            for kind, mebibytes in [(page, 3), (picture, 6)]:
+                asking = pool.submit(ask, *kind(mebibytes))
+                wait_until(lambda size=mebibytes: held() >= size * MIB, "the event is charged while it is held", 60)
+                hostile.release.set()
+                reply = asking.result()
+                assert (reply.status_code, reply.text.count("x" * MIB)) == (200, mebibytes), reply.text[:200]
+                hostile.release.clear()
+                wait_until(lambda: held() == 0, "it is given back", 60)
+            for kind, mebibytes, most in [(page, 6, 4), (picture, 9, 8)]:
+                reply = ask(*kind(mebibytes))
+                assert reply.status_code == 502, reply.text[:200]
+                assert f"larger than {most * MIB} bytes" in reply.text
