@@ -61,6 +61,8 @@ const WATCH_EACH: Duration = Duration::from_secs(1);
 /// Longest wait for the first endpoints (host names are looked up) before connections are accepted, and how often it looks.
 const READY_MAX: Duration = Duration::from_secs(5);
 const READY_LOOK: Duration = Duration::from_millis(20);
+/// Longest wait for the threads at the end: streams that are cut leave their lines in the access log meanwhile.
+const END_MAX: Duration = Duration::from_secs(5);
 
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -116,7 +118,7 @@ pub fn start<C: Chooser>(chooser: Arc<C>, settings: Settings) -> io::Result<Runn
     let tls = settings.tls.map(TlsAcceptor::from);
     let thread = std::thread::Builder::new().name("endpoint-picker".into()).spawn(move || {
         runtime.block_on(accept(chooser, listener, tls, stopped));
-        runtime.shutdown_timeout(Duration::from_millis(100));
+        runtime.shutdown_timeout(END_MAX);
     })?;
     Ok(Running { stop, thread: Mutex::new(Some(thread)) })
 }

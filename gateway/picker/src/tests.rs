@@ -40,6 +40,8 @@ struct Double {
     panics: bool,
     /// Records of requests that have ended, as the access log has them.
     lines: Mutex<Vec<serde_json::Value>>,
+    /// Time that each record takes.
+    record_takes: Duration,
     renames: bool,
     bodies: BodyBudget,
 }
@@ -144,6 +146,7 @@ impl Chooser for Double {
     }
 
     fn ended(&self, record: &Record<'_>) {
+        std::thread::sleep(self.record_takes);
         self.lines.lock().expect("not poisoned").push(serde_json::to_value(record).expect("JSON"));
     }
 
@@ -154,9 +157,9 @@ impl Chooser for Double {
 
 fn double() -> Double {
     let (told, bodies) = (Told::default(), BodyBudget::new(1 << 20, 1 << 10));
-    let lines = Mutex::default();
+    let (lines, record_takes) = (Mutex::default(), Duration::ZERO);
     let (refuses, hangs, panics, renames) = (None, false, false, false);
-    Double { told, body_bytes_max: 1 << 18, refuses, hangs, panics, lines, renames, bodies }
+    Double { told, body_bytes_max: 1 << 18, refuses, hangs, panics, lines, record_takes, renames, bodies }
 }
 
 fn head(fields: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
