@@ -24,7 +24,8 @@ SLACK = 128 * MIB
 CLIENTS = 16
 # Names of each hostile model: a breaker that opens for one of them does not end the attack.
 NAMES = 6
-SECONDS, ASKED_MIN = 20, 40
+# The attack goes on until both budgets were driven, as a rule before it has lasted `SECONDS`; longer where the machine is busy.
+SECONDS, SECONDS_MAX, ASKED_MIN = 20, 300, 40
 PIECE = b"x" * (64 * 1024)
 KEYS = ("mallory", "trudy", "bob", "watch")
 
@@ -243,7 +244,8 @@ class Watch:
 
     def __init__(self, gateway, headers: dict):
         self.gateway, self.headers, self.most, self.over = gateway, headers, [0.0, 0.0, 0.0], threading.Event()
-        self.thread = threading.Thread(target=self.run)
+        self.failure: Exception | None = None
+        self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def look(self) -> tuple[float, float, float]:
@@ -256,12 +258,19 @@ class Watch:
         return *held, memory(self.gateway.process.pid)
 
     def run(self):
-        while not self.over.wait(0.02):
-            self.most = [max(pair) for pair in zip(self.most, self.look(), strict=True)]
+        try:
+            while not self.over.wait(0.02):
+                self.most = [max(pair) for pair in zip(self.most, self.look(), strict=True)]
+        except Exception as failure:
+            self.failure = failure
 
     def stop(self):
+        """Ends the looks; raises what has ended them before."""
         self.over.set()
         self.thread.join(120)
+        assert not self.thread.is_alive(), "a look takes more than 120 s"
+        if self.failure:
+            raise self.failure
 
 
 CONFIG = f"""
@@ -296,7 +305,10 @@ def test_hostile_providers_and_clients_never_pass_the_memory_budgets(tmp_path, p
             streamed = number % 2 == 0
             asked = {"model": f"quick-{number % NAMES}", "messages": user("Hello " + "a" * 30_000), "stream": streamed}
             url = f"{gateway.url}/v1/chat/completions"
-            answer = httpx.post(url, json=asked, headers=bearer("bob"), timeout=60)
+            try:
+                answer = httpx.post(url, json=asked, headers=bearer("bob"), timeout=60)
+            except httpx.TransportError:
+                return False
             whole = "[DONE]" in answer.text if streamed else answer.text.endswith(END.decode())
             return answer.status_code == 200 and whole
 
@@ -304,9 +316,18 @@ def test_hostile_providers_and_clients_never_pass_the_memory_budgets(tmp_path, p
         before = memory(gateway.process.pid)
         watch = Watch(gateway, bearer("watch"))
         attacks = [Attack(gateway.port, key, seed, models) for key in ("mallory", "trudy")]
+
+        def driven() -> bool:
+            """Both budgets were driven, by every model and in each way."""
+            bodies, answers, _ = watch.most
+            gone = set(provider.asked) == {"quick", *kinds} and all(len(attack.done) == 5 for attack in attacks)
+            return gone and bodies > BODIES / 2 and answers > ANSWERS / 2
+
         try:
             began, good = time.monotonic(), []
-            while time.monotonic() - began < SECONDS or len(good) < ASKED_MIN:
+            while not watch.failure and (lasted := time.monotonic() - began) < SECONDS_MAX:
+                if lasted >= SECONDS and len(good) >= ASKED_MIN and driven():
+                    break
                 good.append(served(len(good)))
         finally:
             for attack in attacks:
@@ -314,16 +335,14 @@ def test_hostile_providers_and_clients_never_pass_the_memory_budgets(tmp_path, p
             watch.stop()
         bodies, answers, resident = watch.most
         print(
-            f"seed {seed}: {sum(good)} of {len(good)} served; at most {bodies / MIB:.0f} MiB of bodies and {answers / MIB:.0f} of answers"
+            f"seed {seed}, {lasted:.0f} s: {sum(good)} of {len(good)} served; at most {bodies / MIB:.0f} MiB of bodies and {answers / MIB:.0f} of answers"
         )
         print(
             f"{before / MIB:.0f} MiB before, {(resident - before) / MIB:.0f} MiB more; {provider.asked}; {[attack.done for attack in attacks]}"
         )
-        assert sum(good) >= 0.95 * len(good), f"{sum(good)} of {len(good)} served"
+        assert len(good) >= ASKED_MIN and sum(good) >= 0.95 * len(good), f"{sum(good)} of {len(good)} served"
         assert bodies <= BODIES and answers <= ANSWERS
-        # That is: both were driven, and each way was gone.
-        assert bodies > BODIES / 2 and answers > ANSWERS / 2
-        assert set(provider.asked) == {"quick", *kinds} and all(len(attack.done) == 5 for attack in attacks)
+        assert driven()
         assert resident <= before + BODIES + ANSWERS + SLACK, f"{(resident - before) / MIB:.0f} MiB more"
         wait_until(lambda: watch.look()[:2] == (0, 0), "both budgets are given back", 60)
         assert served(0) and " panicked" not in gateway.log()
