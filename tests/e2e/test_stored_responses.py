@@ -137,6 +137,31 @@ def test_a_killed_gateway_answers_when_it_is_back(tmp_path):
         assert client.responses.retrieve(kept.id).output_text == kept.output_text
 
 
+def test_a_request_above_a_keys_share_of_the_memory_is_answered_in_the_background(tmp_path):
+    """The request and the response that repeats its instructions are held together: more than the half that a key may have. What is more
+    than there ever is fails with a reason, and in the way of nothing."""
+    with OpenAi() as mock:
+        config = f"[server]\nbody_bytes_max = {1 << 20}\nbody_memory_bytes_max = {2 << 20}\n"
+        config += f'[[providers]]\nid = "up"\nbase_url = "{mock.url}/v1"\nkey_env = "KEY_UP"\nmodels = ["mock-model"]\n'
+        config += '[[keys]]\nid = "alice"\nkey_env = "ALICE_KEY"\n'
+        env = {"KEY_UP": mock.key, "ALICE_KEY": "sk-alice"}
+        with serving(tmp_path, config=config, env=env, workers=0) as gateway:
+            client = gateway.client(api_key="sk-alice")
+
+            def asked(size: int):
+                texts = {"instructions": "i" * size, "input": "Hello"}
+                return client.responses.create(model="mock-model", background=True, **texts)
+
+            # 1.2, 2 and 1.5 MiB are held; a key has 1 MiB, and a body that is not small finds 1.75 MiB of the 2.
+            for size, status in ((600_000, "completed"), (1_000_000, "failed"), (750_000, "completed")):
+                final = ended(client, asked(size).id)
+                assert final.status == status and len(final.instructions) == size
+                if status == "failed":
+                    assert final.error.code == "server_error" and "body_memory_bytes_max" in final.error.message
+            assert mock.last.body["messages"][0]["content"] == "i" * 750_000
+            assert client.responses.create(model="mock-model", input="Hello").status == "completed"
+
+
 def test_one_key_never_sees_anothers(tmp_path):
     with two_tenants(tmp_path) as (_, alice, bob):
         model = alice.models.list().data[0].id

@@ -41,6 +41,8 @@ struct Units {
     shared: Arc<Semaphore>,
     small: Arc<Semaphore>,
     units_max: usize,
+    /// Units of `shared` while there is no lease.
+    shared_max: usize,
     sizes: (usize, usize),
 }
 
@@ -141,6 +143,16 @@ impl BodyBudget {
         BodyLease { budget: self.0.now.load_full(), shared: None, small: None, owner }
     }
 
+    /// Most bytes that the leases of one asker can cover together.
+    pub fn share_bytes_max(&self) -> usize {
+        self.0.now.load().share_max().saturating_mul(UNIT_BYTES)
+    }
+
+    /// Most bytes that one lease of nobody's share can cover while there is no other.
+    pub fn lease_bytes_max(&self) -> usize {
+        self.0.now.load().shared_max.saturating_mul(UNIT_BYTES)
+    }
+
     /// Bytes held by all leases of the budget at this moment.
     pub fn bytes_held(&self) -> usize {
         let before = self.0.before.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,8 +165,9 @@ impl Units {
     fn new(bytes_max: usize, largest: usize) -> Self {
         let units_max = bytes_max.div_ceil(UNIT_BYTES).min(Semaphore::MAX_PERMITS);
         let small = (units_max / 8).min(units_max.saturating_sub(largest.div_ceil(UNIT_BYTES)));
-        let (shared, small) = (Semaphore::new(units_max - small), Semaphore::new(small));
-        Self { shared: Arc::new(shared), small: Arc::new(small), units_max, sizes: (bytes_max, largest) }
+        let shared_max = units_max - small;
+        let (shared, small) = (Arc::new(Semaphore::new(shared_max)), Arc::new(Semaphore::new(small)));
+        Self { shared, small, units_max, shared_max, sizes: (bytes_max, largest) }
     }
 
     /// Most units of one asker: half of the budget, or one largest body, which fits as it does without shares.
@@ -377,6 +390,21 @@ mod tests {
             "what was taken before counts on"
         );
         assert_eq!(budget.lease_of(asker("a")).cover(123 * UNIT_BYTES), Ok(()));
+    }
+
+    #[test]
+    fn what_can_be_covered_at_most_can_be_and_no_more() {
+        let sizes = [(256, 0), (256, 128), (256, 200), (256, 256), (5, 5), (5, 0), (1, 1), (16, 8)];
+        for (units, largest) in sizes {
+            let budget = BodyBudget::new(units * UNIT_BYTES, largest * UNIT_BYTES);
+            let (share, all) = (budget.share_bytes_max(), budget.lease_bytes_max());
+            assert!(share <= all, "{units} {largest}");
+            assert_eq!(budget.lease_of(asker("a")).cover(share), Ok(()), "{units} {largest}");
+            assert_eq!(budget.lease_of(asker("a")).cover(share + 1), Err(BudgetExhausted::Share), "{units} {largest}");
+            assert_eq!(budget.lease().cover(all), Ok(()), "{units} {largest}");
+            assert_eq!(budget.lease().cover(all + 1), Err(BudgetExhausted::All), "{units} {largest}");
+        }
+        assert!(BodyBudget::unbounded().lease_bytes_max() > usize::MAX / 16, "none that a body reaches");
     }
 
     fn shares(budget: &BodyBudget) -> HashMap<Asker, usize> {

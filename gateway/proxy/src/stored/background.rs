@@ -66,6 +66,12 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Backoff after the first attempt; doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// Error of a response whose request this version cannot read.
+const UNREADABLE: &str = "This gateway's version cannot read the stored request. Send it again.";
+/// Error of a response whose request needs more memory than there ever is.
+const TOO_LARGE: &str = "This request needs more memory in the background than the gateway has for requests \
+    (server.body_memory_bytes_max). Send it without background.";
+
 /// Response that has a place and is being answered.
 struct Active {
     tenant: Tenant,
@@ -233,8 +239,18 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         return Ok(Left::Ended);
     }
     // The request's texts stay in memory while it is answered.
-    let mut lease = gateway.bodies.lease_of(Asker::new(tenant.as_str(), None));
-    if lease.cover(response.request.len() + response.body.len()).is_err() {
+    let bytes = response.request.len() + response.body.len();
+    if bytes > gateway.bodies.lease_bytes_max() {
+        tracing::warn!(
+            response = %id,
+            bytes,
+            "a background response ends as failed: its request and its unfinished body need more memory than server.body_memory_bytes_max allows"
+        );
+        end_unread(keeper, id, &response.body, TOO_LARGE).await?;
+        return Ok(Left::Ended);
+    }
+    let mut lease = text_lease(gateway, tenant, bytes);
+    if lease.cover(bytes).is_err() {
         return Ok(Left::Again(MEMORY_PAUSE, false));
     }
     let config = gateway.serving().config.clone();
@@ -246,10 +262,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
                 error = &*error.message,
                 "the stored request of a background response cannot be read (written by another version of the gateway): the response ends as failed"
             );
-            let (body, output) = (failed_body(&response.body), Bytes::from_static(b"[]"));
-            let change = ResponseChange { status: ResponseStatus::Ended, body, output, events: Bytes::new() };
-            store.update_response(id, change, None).await?;
-            keeper.logs.find(id).iter().for_each(|log| log.close());
+            end_unread(keeper, id, &response.body, UNREADABLE).await?;
             return Ok(Left::Ended);
         }
     };
@@ -335,16 +348,33 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     Ok(Left::Ended)
 }
 
+/// Lease for the texts of a response, of so many bytes: of its key's share, or of nobody's where they are larger than a
+/// share, which would be waited for in vain.
+fn text_lease(gateway: &Gateway, tenant: &Tenant, bytes: usize) -> BodyLease {
+    if bytes > gateway.bodies.share_bytes_max() {
+        return gateway.bodies.lease();
+    }
+    gateway.bodies.lease_of(Asker::new(tenant.as_str(), None))
+}
+
+/// Ends a response as failed whose request was not read.
+async fn end_unread(keeper: &Keeper, id: &ResponseId, body: &Bytes, message: &str) -> Result<(), StoreError> {
+    let (body, output) = (failed_body(body, message), Bytes::from_static(b"[]"));
+    let change = ResponseChange { status: ResponseStatus::Ended, body, output, events: Bytes::new() };
+    keeper.store.update_response(id, change, None).await?;
+    keeper.logs.find(id).iter().for_each(|log| log.close());
+    Ok(())
+}
+
 /// Request of a response that waits or runs.
 async fn decoded(response: &ResponseRecord) -> Result<ResponsesRequest, Failure> {
     let request = response.request.clone();
     Ok(off_io(request.len(), move || ResponsesRequest::decode(&request, &Bounds::default())).await??)
 }
 
-/// Body of a response whose request cannot be read: the stored body, which has failed.
-fn failed_body(body: &Bytes) -> Bytes {
+/// Body of a response whose request is not read: the stored body, which has failed.
+fn failed_body(body: &Bytes, message: &str) -> Bytes {
     let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_slice(body) else { return body.clone() };
-    let message = "This gateway's version cannot read the stored request. Send it again.";
     fields.insert("status".into(), "failed".into());
     fields.insert("error".into(), serde_json::json!({"code": "server_error", "message": message}));
     serde_json::Value::Object(fields).to_string().into()
