@@ -307,7 +307,12 @@ impl Shared {
                     cell.leased += grant.granted;
                     cell.seen = grant.used;
                     cell.lapses = cell.lapses.max(ask.until);
-                    cell.renewed_at = Some(Instant::now());
+                    // An answer is no renewal, which alone finds out that the lease is lost. Where the answer hints at
+                    // that, the next report looks: answers to several questions may come in another order.
+                    match grant.leased < cell.leased {
+                        true => cell.renewed_at = None,
+                        false => cell.renewed_at = cell.renewed_at.or_else(|| Some(Instant::now())),
+                    }
                 }
                 Ok(full.map(|at| (at, grants[at].used)))
             }
@@ -624,6 +629,30 @@ mod tests {
             assert!(gateway.correct().await && gateway.correct().await);
         });
         check_lease_lines(&log);
+    }
+
+    /// Requests go on asking for more than the store has, so that it answers all the time.
+    #[tokio::test]
+    async fn a_lease_that_the_store_has_dropped_is_noticed_although_requests_are_refused_all_the_time() {
+        let store = Arc::new(Store::default());
+        let (gateway, other) = (begun(&store, "a"), begun(&store, "b"));
+        let places = measure(Unit::InFlight, Span::Now, 10);
+        let ours = take_closed(&gateway, places, 10).await.expect("room");
+        let dropped: Vec<Kept> = gateway.state().cells.keys().map(|key| Cell::default().kept(key)).collect();
+        store.inner.lease("a", &dropped, clock::unix_seconds()).await.expect("a lease of nothing");
+        let theirs = take_closed(&other, places, 10).await.expect("they seem to be free");
+        for _ in 0..3 {
+            assert!(matches!(take_closed(&gateway, places, 1).await, Err(Refused::Full { .. })));
+            gateway.report_once(Instant::now()).await;
+            assert!(gateway.correct().await);
+        }
+        other.settle(theirs, |_, _| Some(10));
+        other.report_once(Instant::now() + IDLE * 2).await;
+        let refused = take_closed(&other, places, 1).await.expect_err("the places are in use");
+        assert_eq!(refused, Refused::Full { claim: 0, used: 10 });
+        gateway.settle(ours, |_, _| Some(10));
+        gateway.report_once(Instant::now() + IDLE * 2).await;
+        take_closed(&other, places, 10).await.expect("given back");
     }
 
     async fn take_closed(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {
