@@ -2,8 +2,9 @@
 //!
 //! A change is told at once if nothing was told for the interval. Other changes wait. When the interval has ended, every
 //! subject whose state differs from the one last told is told; whatever came and went in between is only counted. So a
-//! breaker that was told to have opened is told to have closed, however soon it does. Pure, time is an argument; only
-//! [`later`] waits, for subjects that nothing happens to any more.
+//! breaker that was told to have opened is told to have closed, however soon it does. A pause ends by time, without a
+//! change: a second bad change in a row is news, too. Pure, time is an argument; only [`later`] waits, for subjects that
+//! nothing happens to any more.
 
 use std::time::{Duration, Instant};
 
@@ -22,10 +23,19 @@ pub struct Debounce<S> {
     last: Option<Instant>,
     /// Subjects last told to be in a bad state, with that state.
     bad: Vec<(S, u8)>,
-    /// Last changes of subjects that are not told yet, in the order of their first.
-    waiting: Vec<(S, Change)>,
+    /// Subjects with changes that are not told yet, in the order of these.
+    waiting: Vec<Waiting<S>>,
     uncounted: u64,
     is_timed: bool,
+}
+
+/// Last change of a subject that is not told yet.
+#[derive(Debug)]
+struct Waiting<S> {
+    subject: S,
+    change: Change,
+    /// True if the change before, which was not told either, was one to a good state.
+    was_good: bool,
 }
 
 /// Line to be logged: a subject has changed its state.
@@ -47,9 +57,9 @@ impl<S: Clone + PartialEq> Debounce<S> {
 
     /// Takes a change in; returns the lines to be logged now.
     pub fn note(&mut self, subject: S, change: Change, now: Instant) -> Vec<Line<S>> {
-        let before = self.waiting.len();
-        self.waiting.retain(|(other, _)| *other != subject);
-        self.uncounted += (before - self.waiting.len()) as u64;
+        let at = self.waiting.iter().position(|other| other.subject == subject);
+        let before = at.map(|at| self.waiting.remove(at).change);
+        self.uncounted += u64::from(before.is_some());
         if self.is_quiet(now) {
             let mut lines = self.due(now);
             lines.push(self.line(subject, change));
@@ -57,7 +67,10 @@ impl<S: Clone + PartialEq> Debounce<S> {
             return lines;
         }
         match self.waiting.len() < SUBJECTS_MAX {
-            true => self.waiting.push((subject, change)),
+            true => {
+                let was_good = before.is_some_and(|before| before.level == 0);
+                self.waiting.push(Waiting { subject, change, was_good });
+            }
             false => self.uncounted += 1,
         }
         Vec::new()
@@ -69,9 +82,10 @@ impl<S: Clone + PartialEq> Debounce<S> {
             return Vec::new();
         }
         let mut lines = Vec::new();
-        for (subject, change) in std::mem::take(&mut self.waiting) {
+        for Waiting { subject, change, was_good } in std::mem::take(&mut self.waiting) {
             let told = self.bad.iter().find(|(other, _)| *other == subject).map_or(0, |(_, level)| *level);
-            match told == change.level {
+            // A bad state that is told already and did not end by a change has ended by time: this is another one.
+            match told == change.level && (told == 0 || was_good) {
                 true => self.uncounted += 1,
                 false => lines.push(self.line(subject, change)),
             }
@@ -150,6 +164,20 @@ mod tests {
         assert_eq!(log.note(1, change(0), at(12)), []);
         assert_eq!(log.due(at(20)), []);
         assert_eq!(levels(&log.note(2, change(2), at(21))), [(2, 2, 2)]);
+    }
+
+    #[test]
+    fn a_pause_after_one_that_ended_by_time_is_told() {
+        let (mut log, now) = (Debounce::new(APART), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(levels(&log.note(1, change(3), now)), [(1, 3, 0)]);
+        assert_eq!(levels(&log.note(2, change(3), at(10))), [(2, 3, 0)]);
+        assert_eq!(log.note(1, change(3), at(11)), [], "it waits");
+        assert_eq!(levels(&log.due(at(20))), [(1, 3, 0)], "the first has ended in between");
+        // One that has ended by a change and is back is none.
+        assert_eq!(log.note(1, change(0), at(21)), []);
+        assert_eq!(log.note(1, change(3), at(22)), []);
+        assert_eq!(log.due(at(30)), []);
     }
 
     #[test]

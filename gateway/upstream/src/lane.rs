@@ -133,6 +133,8 @@ struct Own {
     busy: bool,
     trial_after: Option<Instant>,
     why: Why,
+    /// Level of the last [`Change`] of this key alone.
+    told: u8,
 }
 
 /// Breakers of one surface of a target, or of one use of a provider's key.
@@ -150,6 +152,8 @@ pub struct Lane {
     trials: u32,
     trial_after: Option<Instant>,
     why: Why,
+    /// Level of the last [`Change`] for everybody.
+    told: u8,
 }
 
 impl Lane {
@@ -167,6 +171,7 @@ impl Lane {
             trials: 0,
             trial_after: None,
             why: Why::Errors,
+            told: 0,
         }
     }
 
@@ -197,10 +202,18 @@ impl Lane {
         Pass { asker, common, own, trial }
     }
 
-    /// Counts a request that was answered; returns the change of the lane's state, if any.
+    /// Counts a request that was answered; returns the change of the lane's state, if any. A pause that has ended by time
+    /// since its own change is a change now.
     pub fn succeed(&mut self, pass: Pass, now: Instant) -> Option<Change> {
-        let (who, before) = (pass.asker, self.kinds(pass.asker, now));
+        let (who, mut before) = (pass.asker, self.kinds(pass.asker, now));
         self.settle_good(pass, now);
+        let (common, own) = self.kinds(who, now);
+        if common == 0 {
+            before.0 = before.0.max(self.told);
+        }
+        if own == 0 {
+            before.1 = before.1.max(self.find(who).map_or(0, |own| own.told));
+        }
         self.change(who, before, now)
     }
 
@@ -339,13 +352,21 @@ impl Lane {
         (self.common.kind(now), own)
     }
 
-    fn change(&self, asker: Asker, before: (u8, u8), now: Instant) -> Option<Change> {
-        let (common, own) = self.kinds(asker, now);
+    fn change(&mut self, asker: Asker, before: (u8, u8), now: Instant) -> Option<Change> {
+        let (common, level) = self.kinds(asker, now);
         if common != before.0 {
+            self.told = common;
             return Some(Change { everybody: true, level: common, why: self.why });
         }
-        let why = self.find(asker).map_or(self.why, |own| own.why);
-        (own != before.1).then_some(Change { everybody: false, level: own, why })
+        if level == before.1 {
+            return None;
+        }
+        let common_why = self.why;
+        let why = self.find_mut(asker).map_or(common_why, |own| {
+            own.told = level;
+            own.why
+        });
+        Some(Change { everybody: false, level, why })
     }
 
     /// Returns true if a Retry-After that any key was told is still running.
@@ -408,7 +429,15 @@ impl Lane {
                     self.own.swap_remove(oldest);
                 }
                 let breaker = Breaker::new(self.rules);
-                self.own.push(Own { asker, breaker, touched: now, busy: false, trial_after: None, why: Why::Errors });
+                self.own.push(Own {
+                    asker,
+                    breaker,
+                    touched: now,
+                    busy: false,
+                    trial_after: None,
+                    why: Why::Errors,
+                    told: 0,
+                });
                 self.own.len() - 1
             }
         };

@@ -43,6 +43,27 @@ fn failures_of_one_key_shut_it_out_and_nobody_else() {
 }
 
 #[test]
+fn a_pause_that_ends_by_time_is_a_change_at_the_next_answer_and_the_next_pause_is_one_in_any_case() {
+    let (mut lane, now) = (Lane::new(RULES), Instant::now());
+    let at = |seconds| now + Duration::from_secs(seconds);
+    let change = |everybody, level| Some(Change { everybody, level, why: Why::Limited });
+    let answer = |lane: &mut Lane, name, now| {
+        let pass = lane.enter(asker(name), false, now);
+        lane.succeed(pass, now)
+    };
+    let cool = |lane: &mut Lane, name, now| lane.cool(asker(name), now + Duration::from_secs(5), Why::Limited, now);
+    assert_eq!(cool(&mut lane, 1, now), change(false, 3));
+    assert_eq!(cool(&mut lane, 1, at(10)), change(false, 3), "another one");
+    assert_eq!(answer(&mut lane, 2, at(20)), None, "it was told nothing");
+    assert_eq!(answer(&mut lane, 1, at(20)), change(false, 0));
+    assert_eq!(answer(&mut lane, 1, at(20)), None, "said once");
+    // The second key's is everybody's.
+    assert_eq!((cool(&mut lane, 1, at(30)), cool(&mut lane, 2, at(30))), (change(false, 3), change(true, 3)));
+    assert_eq!((answer(&mut lane, 3, at(40)), answer(&mut lane, 3, at(40))), (change(true, 0), None));
+    assert_eq!((answer(&mut lane, 1, at(40)), answer(&mut lane, 2, at(40))), (change(false, 0), None));
+}
+
+#[test]
 fn failures_of_three_keys_with_no_answer_between_shut_everybody_out() {
     let (mut lane, now) = (Lane::new(RULES), Instant::now());
     fail(&mut lane, 1, 100, now);
