@@ -92,8 +92,8 @@ impl Provider {
                 self.client.send(&request, &asked.deadlines).await.map_err(|error| self.unanswered(&error))?;
             if (200..300).contains(&response.status) || response.status == 101 {
                 if let Some(turn) = turn {
-                    let (index, now) = (turn.index(), Instant::now());
-                    self.keys.log(&self.config.id, index, turn.worked(now), now);
+                    let (subject, now) = (turn.subject(), Instant::now());
+                    self.keys.log(&self.config.id, subject, turn.worked(now), now);
                 }
                 return Ok((response, paced));
             }
@@ -303,8 +303,8 @@ impl Provider {
         let class = fault.class;
         self.counts.add(Outcome::Failed(class));
         if let Some(turn) = turn {
-            let (index, now) = (turn.index(), Instant::now());
-            self.keys.log(&self.config.id, index, turn.answered(class, retry_after, now), now);
+            let (subject, now) = (turn.subject(), Instant::now());
+            self.keys.log(&self.config.id, subject, turn.answered(class, retry_after, now), now);
         }
         let ours = matches!(class, FaultClass::Unauthorized | FaultClass::Forbidden);
         let message = if ours { "The upstream refused the gateway's key.".to_owned() } else { fault.message };

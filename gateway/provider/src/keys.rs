@@ -42,8 +42,18 @@ pub struct Keys {
     log: Arc<Mutex<KeyLog>>,
 }
 
-/// Debounced log of changes, by the key's index and whether they apply to everybody.
-type KeyLog = Debounce<(usize, bool)>;
+/// Debounced log of changes.
+type KeyLog = Debounce<Subject>;
+
+/// Breaker of a key of the provider, as the log tells its changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Subject {
+    /// Index of the key in the provider's list.
+    pub(crate) index: usize,
+    uses: Use,
+    /// Client key of the breaker; `None`: everybody.
+    asker: Option<Asker>,
+}
 
 /// File that the keys came from; another program may replace expiring tokens in it.
 struct KeyFile {
@@ -238,11 +248,12 @@ impl Keys {
         Err(rest)
     }
 
-    /// Logs that a key rests or is used again, at most once per second and key; the last state is told in the end.
-    pub(crate) fn log(&self, provider: &str, index: usize, change: Option<Change>, now: Instant) {
+    /// Logs that a key rests or is used again, at most once per second and breaker; the last state is told in the end.
+    pub(crate) fn log(&self, provider: &str, subject: Subject, change: Option<Change>, now: Instant) {
         let Some(change) = change else { return };
+        let asker = subject.asker.filter(|_| !change.everybody);
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.note((index, change.everybody), change, now).iter().for_each(|line| write(provider, line));
+        log.note(Subject { asker, ..subject }, change, now).iter().for_each(|line| write(provider, line));
         log_later(provider, &self.log, &mut log);
     }
 
@@ -269,8 +280,9 @@ impl Keys {
     }
 }
 
-fn write(provider: &str, line: &Line<(usize, bool)>) {
-    let Line { subject: (key_index, everybody), change, unlogged } = line;
+fn write(provider: &str, line: &Line<Subject>) {
+    let Line { subject, change, unlogged } = line;
+    let (key_index, everybody) = (subject.index, subject.asker.is_none());
     match change.level {
         0 => tracing::info!(provider, key_index, everybody, unlogged, "a key of a provider is used again"),
         _ => {
@@ -318,9 +330,14 @@ impl Turn<'_> {
         lane.succeed(pass, now)
     }
 
-    /// Index of the key in the provider's list, for the log.
+    /// Index of the key in the provider's list.
     pub(crate) fn index(&self) -> usize {
         self.at
+    }
+
+    /// Breaker that an outcome of the turn may change, for the log.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject { index: self.at, uses: self.uses, asker: Some(self.asker) }
     }
 
     /// Notes the consequence of a failed request for the key.
@@ -368,6 +385,10 @@ mod tests {
     use super::*;
     use penstock_base::testing::logged;
 
+    fn subject(index: usize) -> Subject {
+        Subject { index, uses: CHAT(), asker: Some(asker("t")) }
+    }
+
     const CHAT: fn() -> Use = || Use::new("m", "/chat/completions");
 
     fn asker(name: &str) -> Asker {
@@ -393,10 +414,10 @@ mod tests {
         let change = Change { everybody: true, level: 3, why: Why::Limited };
         let log = logged(|| {
             for milliseconds in 0..2500 {
-                keys.log("openai", 0, Some(change), now + Duration::from_millis(milliseconds));
+                keys.log("openai", subject(0), Some(change), now + Duration::from_millis(milliseconds));
             }
-            keys.log("openai", 0, None, now + seconds(9));
-            keys.log("openai", 0, Some(Change { level: 0, ..change }), now + seconds(9));
+            keys.log("openai", subject(0), None, now + seconds(9));
+            keys.log("openai", subject(0), Some(Change { level: 0, ..change }), now + seconds(9));
         });
         assert_eq!(log.lines().count(), 4, "{log}");
         let first = log.lines().next().expect("four");
@@ -416,9 +437,9 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
         let log = logged(|| {
             runtime.block_on(async {
-                keys.log("openai", 0, change(3), now);
-                keys.log("openai", 1, change(3), now);
-                keys.log("openai", 0, change(0), now);
+                keys.log("openai", subject(0), change(3), now);
+                keys.log("openai", subject(1), change(3), now);
+                keys.log("openai", subject(0), change(0), now);
                 tokio::time::sleep(LOG_APART + Duration::from_millis(100)).await;
                 // Tasks that are due have their turn.
                 for _ in 0..100 {
@@ -428,6 +449,34 @@ mod tests {
         });
         let lines: Vec<_> = log.lines().map(|line| (line.contains("key_index=0"), line.contains("INFO"))).collect();
         assert_eq!(lines, [(true, false), (false, false), (true, true)], "{log}");
+    }
+
+    /// Each breaker of one key has its own line: a recovery of one does not stand for another that is open.
+    #[test]
+    fn the_log_keeps_uses_and_client_keys_apart() {
+        let (keys, now) = (Keys::new(&[Secret::new("aa")], None), Instant::now());
+        let tell = |name, uses, level, everybody, milliseconds| {
+            let subject = Subject { index: 0, uses, asker: Some(asker(name)) };
+            let change = Change { everybody, level, why: Why::Limited };
+            keys.log("openai", subject, Some(change), now + Duration::from_millis(milliseconds));
+        };
+        let embed = Use::new("m", "/embeddings");
+        let log = logged(|| {
+            // Of each pair, the second breaker opens while the first has closed again.
+            for (at, everybody, (one, uses), (two, other)) in [
+                (0, false, ("a", CHAT()), ("a", embed)),
+                (5000, false, ("a", CHAT()), ("b", CHAT())),
+                (10_000, true, ("a", CHAT()), ("b", embed)),
+            ] {
+                tell(one, uses, 3, everybody, at);
+                tell(two, other, 3, everybody, at + 1);
+                tell(one, uses, 0, everybody, at + 2);
+                // What has waited is told with the next line.
+                tell("z", Use::new("n", "/x"), 3, false, at + 2000);
+            }
+        });
+        let lines: Vec<_> = log.lines().map(|line| line.contains("INFO")).collect();
+        assert_eq!(lines, [false, false, true, false].repeat(3), "{log}");
     }
 
     #[test]

@@ -65,8 +65,9 @@ struct Health {
     logs: [Debounce<Subject>; 2],
 }
 
-/// Subject of a log line about a target: the operation or check, and the key's id (empty for everybody).
-type Subject = (&'static str, Arc<str>);
+/// Subject of a log line about a target, one for each breaker: the surface (`None`: the active check), and the key's id
+/// (empty for everybody). Several surfaces have the same operation, which the line names.
+type Subject = (Option<Surface>, Arc<str>);
 
 /// Debounce of the log lines about a target: changes for everybody, changes for one key.
 const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
@@ -115,6 +116,7 @@ impl Health {
 
     fn write(target: &str, line: &Line<Subject>) {
         let Line { subject: (about, key), change, unlogged } = line;
+        let about = about.map_or("health_check", Surface::operation);
         let (key, state, why) = (&**key, change.name(), change.why.name());
         match (change.everybody, change.level) {
             (true, 0) => tracing::info!(target_id = target, about, state, unlogged, "a target is healthy again"),
@@ -260,7 +262,7 @@ impl Target {
         }
         let level = health.down.kind(now);
         let change = (level != before).then_some(Change { everybody: true, level, why: Why::Checks });
-        self.log(&mut health, ("health_check", "".into()), change, now);
+        self.log(&mut health, (None, "".into()), change, now);
     }
 
     /// Admits a request. `need`: whether it is streamed, and the prompt tokens to compute.
@@ -286,7 +288,7 @@ fn log_later(target: &Arc<str>, state: &Arc<State>, health: &mut Health) {
             let Some(state) = state.upgrade() else { return };
             let mut health = state.health.lock().unwrap_or_else(PoisonError::into_inner);
             health.logs[at].set_timed(false);
-            health.log(&target, ("", "".into()), None, due.max(Instant::now()));
+            health.log(&target, (None, "".into()), None, due.max(Instant::now()));
             log_later(&target, &state, &mut health);
         });
         health.logs[at].set_timed(is_timed);
@@ -331,7 +333,7 @@ impl Permit {
     }
 
     fn log(&self, health: &mut Health, change: Option<Change>, now: Instant) {
-        self.target.log(health, (self.who.surface.operation(), self.key.clone()), change, now);
+        self.target.log(health, (Some(self.who.surface), self.key.clone()), change, now);
     }
 
     /// Counts a refusal by a target that works. `cooling`: its Retry-After, and the reason.

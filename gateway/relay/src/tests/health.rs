@@ -88,6 +88,28 @@ fn a_breaker_that_closes_soon_says_so_when_the_interval_of_the_log_has_ended() {
     check(9, 1);
 }
 
+/// Chat completions and messages are both the operation `chat`, with a breaker each.
+#[test]
+fn breakers_of_surfaces_with_the_same_operation_have_lines_of_their_own() {
+    let log = logged(|| {
+        let world = World::new(pair());
+        world.double("a").always(DOWN);
+        for surface in [Surface::Chat, Surface::Messages] {
+            (0..5).for_each(|_| assert!(world.ask_as("x", surface).end().failure.is_none(), "by the other"));
+        }
+        world.double("a").always(GOOD);
+        world.clock.advance(Duration::from_secs(1));
+        assert_eq!(world.ask_as("x", Surface::Chat).end().text, "a a", "the first has closed");
+        world.clock.advance(Duration::from_secs(9));
+        assert_eq!(world.ask_as("x", Surface::Chat).end().text, "a a");
+    });
+    let told = |words: &str| log.lines().filter(|line| line.contains(words)).count();
+    let lines =
+        (told("unhealthy for one key: its circuit breaker opened"), told("a target is healthy again for one key"));
+    assert_eq!(lines, (2, 1), "{log}");
+    assert_eq!(told("about=\"chat\""), 3, "{log}");
+}
+
 /// Nobody asks the target any more: a timer tells.
 #[test]
 fn a_breaker_that_closes_soon_says_so_although_nothing_happens_any_more() {
