@@ -18,7 +18,7 @@ use super::{Outcome, Protocol, Provider, fields, sigv4};
 use penstock_base::error::Failure;
 use penstock_http::client::{Body, ClientError, Deadlines, Outgoing, Response, Sent};
 use penstock_upstream::Asker;
-use penstock_upstream::Probe;
+use penstock_upstream::{Probe, Waited};
 
 /// Most bytes of an error's body that are read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
@@ -43,6 +43,8 @@ pub(super) struct Asked {
     pub(super) deadlines: Deadlines,
     /// Signal set when the request has been sent.
     pub(super) sent: Sent,
+    /// Time that the request has waited for the pace of a key.
+    pub(super) waited: Waited,
     /// Client key for which the request is sent, for fairness among client keys.
     pub(super) asker: Asker,
     /// Model and path for which the provider's key is used.
@@ -128,11 +130,13 @@ impl Provider {
         };
         let pacer = self.pacer(turn.as_ref()).clone();
         let key = self.shared_name(turn.as_ref());
-        let patience = asked.wait_by.saturating_duration_since(Instant::now());
+        let began = Instant::now();
+        let patience = asked.wait_by.saturating_duration_since(began);
         let waited = match pacer.wait(asked.asker, asked.tokens, patience, self.together(&key)).await {
             Ok(paced) => Ok((turn, paced)),
             Err(wait) => self.free_key(asked, turn).await.map_err(|(other, _)| wait.min(other)),
         };
+        asked.waited.add(began.elapsed());
         self.counts.paced(waited.is_ok());
         waited.map(|(turn, paced)| (turn, Some(paced))).map_err(|wait| {
             self.counts.add(Outcome::Failed(FaultClass::RateLimited));
@@ -431,6 +435,7 @@ mod tests {
             same_dialect: true,
             deadlines: Deadlines { connect: wait, head: wait, silence: wait, whole: None },
             sent: Sent::default(),
+            waited: Waited::default(),
             asker: Asker::default(),
             uses: Use::new("m", "/v1/chat/completions"),
             tokens: 0,

@@ -13,6 +13,7 @@ use super::{Protocol, fields};
 use penstock_base::error::Failure;
 use penstock_http::client::{Deadlines, Sent};
 use penstock_telemetry::OpenSpan;
+use penstock_upstream::Waited;
 use penstock_upstream::forward::{Forward, Forwarded, handshake};
 
 impl ProviderUpstream {
@@ -51,6 +52,7 @@ impl ProviderUpstream {
                     same_dialect: true,
                     deadlines,
                     sent: Sent::default(),
+                    waited: Waited::default(),
                 }
             }
             None => {
@@ -69,6 +71,7 @@ impl ProviderUpstream {
                     same_dialect: true,
                     deadlines,
                     sent: Sent::default(),
+                    waited: Waited::default(),
                 }
             }
         };

@@ -30,7 +30,7 @@ use penstock_telemetry::{Gauge, OpenSpan, Trace};
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
-use penstock_upstream::{Asker, Card, Events, Origin, Prepared, Sent, Upstream};
+use penstock_upstream::{Asker, Card, Events, Origin, Prepared, Sent, Upstream, Waited};
 
 /// Most bytes of the answer to a token count.
 const COUNT_BYTES_MAX: usize = 64 * 1024;
@@ -133,6 +133,7 @@ impl ProviderUpstream {
             same_dialect: true,
             deadlines,
             sent: Sent::default(),
+            waited: Waited::default(),
         }
     }
 
@@ -166,6 +167,7 @@ impl ProviderUpstream {
             same_dialect: false,
             deadlines,
             sent: Sent::default(),
+            waited: Waited::default(),
         };
         Ok((asked, Some(codec.decoder(&decoded.request))))
     }
@@ -251,8 +253,8 @@ impl Upstream for ProviderUpstream {
             true => (self.passed_on(&call, origin.asker(&call), deadlines), None),
             false => self.translated(&call, origin.asker(&call), deadlines).await?,
         };
-        asked.sent = origin.sent.clone();
-        // The time to the first token counts from here on, and a wait for the pace is part of it.
+        (asked.sent, asked.waited) = (origin.sent.clone(), origin.waited.clone());
+        // A wait for the pace is kept short against the time to the first token, which does not run meanwhile.
         let first_by = call.stream.then(|| (started + provider.config.first_token_timeout).into_std());
         let first_by = first_by.into_iter().chain(origin.first_by).min();
         let began = started.into_std();
@@ -263,7 +265,7 @@ impl Upstream for ProviderUpstream {
             .await
             .inspect_err(|failure| span.iter_mut().for_each(|span| refused(span, failure)))?;
         let passed = Passed::new(provider.clone(), place, span).paced(paced);
-        let first_by = call.stream.then(|| started + provider.config.first_token_timeout);
+        let first_by = call.stream.then(|| started + provider.config.first_token_timeout + asked.waited.get());
         let images = provider.config.protocol.sends_images();
         let event_bytes_max = if call.stream { origin.memory.event_bytes_max(images) } else { usize::MAX };
         let room = Room { hold: origin.memory.hold(), event_bytes_max };

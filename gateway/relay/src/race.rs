@@ -1,7 +1,7 @@
 //! The attempts of one request until one of them emits its first token.
 //!
 //! One attempt runs, two while a hedge is in flight. An attempt is lost when it fails, ends without an answer, or
-//! exceeds the first-token timeout; its events so far are discarded, since none has gone out. The next target is chosen
+//! exceeds the first-token timeout (without a wait for the upstream's pace); its events so far are discarded, since none has gone out. The next target is chosen
 //! by [`Race::after`] alone. Time is an argument: [`Race::due`] says when to poll again.
 
 use std::future::Future;
@@ -22,7 +22,7 @@ use penstock_telemetry::Attempt;
 use penstock_telemetry::Metric;
 use penstock_upstream::call::Call;
 use penstock_upstream::lane::Why;
-use penstock_upstream::{Events, Facts, Open, Origin, Sent};
+use penstock_upstream::{Events, Facts, Open, Origin, Sent, Waited};
 
 /// Backoff before the same target is asked again: longer than a refused connection takes, shorter than a person notices.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -43,6 +43,7 @@ struct Runner {
     is_hedge: bool,
     said: Vec<ChatEvent>,
     sent: Sent,
+    waited: Waited,
 }
 
 /// Attempt that emitted the first token; the others are dropped.
@@ -202,10 +203,10 @@ impl Race {
         if let Some(prefix) = &self.prefix {
             prefix.goes_to(&self.core, index, now);
         }
-        let sent = Sent::default();
+        let (sent, waited) = (Sent::default(), Waited::default());
         let (upstream, call) = (target.upstream.clone(), self.call.clone());
         let first_by = self.core.silent_at(now, self.asked);
-        let origin = Origin { sent: sent.clone(), first_by, ..self.origin.clone() };
+        let origin = Origin { sent: sent.clone(), waited: waited.clone(), first_by, ..self.origin.clone() };
         let first = if index == 0 { self.first.take() } else { None };
         let stage = Stage::Opening(Box::pin(async move {
             match first {
@@ -213,7 +214,7 @@ impl Race {
                 None => upstream.open(call, origin).await,
             }
         }));
-        self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new(), sent });
+        self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new(), sent, waited });
     }
 
     /// Polls the running attempts; a lost one is removed and judged.
@@ -223,7 +224,7 @@ impl Race {
             let failure = match runner.poll(context) {
                 Poll::Ready(Ok(more)) => return self.win(at, more, now),
                 Poll::Ready(Err(failure)) => failure,
-                Poll::Pending if self.core.silent_at(runner.began, self.asked).is_some_and(|at| now >= at) => {
+                Poll::Pending if self.core.silent_at(runner.asked_at(), self.asked).is_some_and(|at| now >= at) => {
                     timeout("The upstream did not begin to answer in time.")
                 }
                 Poll::Pending => {
@@ -351,7 +352,7 @@ impl Race {
             _ => None,
         };
         let hedge = self.hedge_at.filter(|_| self.running.len() == 1);
-        let silent = self.running.iter().filter_map(|runner| self.core.silent_at(runner.began, self.asked)).min();
+        let silent = self.running.iter().filter_map(|runner| self.core.silent_at(runner.asked_at(), self.asked)).min();
         [self.deadline, again, hedge, silent].into_iter().flatten().min()
     }
 
@@ -417,6 +418,11 @@ impl Runner {
                 },
             }
         }
+    }
+
+    /// Instant from which the silence of the upstream counts: the attempt's start, and what it has waited here.
+    fn asked_at(&self) -> Instant {
+        self.began + self.waited.get()
     }
 
     fn note(&self, outcome: &'static str, status: u16, now: Instant) -> Attempt {

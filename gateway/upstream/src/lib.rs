@@ -15,6 +15,7 @@ pub mod lane;
 pub mod reasoning_signer;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,22 @@ use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
 pub use penstock_http::client::Sent;
 use penstock_telemetry::Trace;
+
+/// Shared time that a request has waited here for the pace of its upstream, which is not the upstream's own.
+#[derive(Clone, Debug, Default)]
+pub struct Waited(Arc<AtomicU64>);
+
+impl Waited {
+    /// Adds a wait that has ended.
+    pub fn add(&self, wait: Duration) {
+        self.0.fetch_add(wait.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Sum of the waits so far.
+    pub fn get(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
 
 /// Facts about a model that `/v1/models` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +80,7 @@ pub struct Origin {
     pub session: Option<Box<str>>,
     /// Instant by which the whole answer must have ended; `None`: no limit.
     pub deadline: Option<Instant>,
-    /// Instant by which the first token must have come; `None`: no limit of the model's.
+    /// Instant by which the first token must have come, if the request does not wait; `None`: no limit of the model's.
     pub first_by: Option<Instant>,
     /// Trace that the answer's spans belong to; `None`: no trace is kept for the request.
     pub trace: Option<Arc<Trace>>,
@@ -71,6 +88,8 @@ pub struct Origin {
     pub explain: bool,
     /// Flag that is set when the request has gone out.
     pub sent: Sent,
+    /// Time that the request has waited for the upstream's pace: the clock of the first token does not run then.
+    pub waited: Waited,
     /// Budget that answer bytes held in memory are charged to.
     pub memory: AnswerMemory,
 }

@@ -129,7 +129,7 @@ impl Double {
             Joined::Waits(id, _) => id,
         };
         let place = InLine(pace, id);
-        poll_fn(|_| {
+        let turn = poll_fn(|_| {
             let now_at = self.clock.now();
             match pace.lock().expect("pace").step(place.1, Part::Own, now_at) {
                 Step::Go(_) => Poll::Ready(Ok(())),
@@ -139,7 +139,9 @@ impl Double {
                 Step::Wait(_) | Step::Behind => Poll::Pending,
             }
         })
-        .await
+        .await;
+        origin.waited.add(self.clock.now() - now);
+        turn
     }
 
     /// Number of requests that came to the double.

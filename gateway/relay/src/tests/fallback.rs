@@ -6,6 +6,7 @@ use penstock_proto::ErrorKind;
 use penstock_types::FaultClass;
 
 use crate::{ModelConfig, Policy, Reason};
+use penstock_provider::PacingConfig;
 
 use super::double::*;
 
@@ -139,6 +140,26 @@ fn silence_is_a_failure_when_a_first_token_has_a_deadline() {
     assert_eq!(outcome.took, Duration::from_millis(250));
     check(prompt_pair(250), &[("a", &[Act::Stall(0)])], "a:timeout b:answered");
     check(prompt_pair(250), &[("a", &[Act::Say(3, 240)])], "a:answered");
+}
+
+/// The gateway's own wait for the pace is no silence of the provider: this one takes most of the time for itself.
+#[test]
+fn a_wait_for_the_pace_takes_no_time_of_a_slow_provider() {
+    let pace =
+        PacingConfig { requests_per_minute: 60, tokens_per_minute: 0, gateways: 1, wait: Duration::from_secs(5) };
+    for (act, story, took_ms) in [(Act::Say(1, 2500), "a:answered", 3500), (Act::Hang, "a:timeout", 4000)] {
+        let first_token_timeout = Some(Duration::from_secs(3));
+        let world = World::paced(1, Some(pace), ModelConfig { first_token_timeout, ..over("a", "") });
+        world.double("a").always(act);
+        // The burst of six goes out at once, the next request a second later.
+        let mut burst: Vec<_> = (0..6).map(|_| world.ask(&[], STREAM)).collect();
+        assert!(burst.iter_mut().all(|asking| asking.poll().is_pending()));
+        let outcome = world.answer();
+        assert_eq!(outcome.story(), story, "{outcome:?}");
+        let late = outcome.took.saturating_sub(Duration::from_millis(took_ms));
+        assert!(outcome.took >= Duration::from_millis(took_ms) && late < Duration::from_millis(100), "{outcome:?}");
+        assert_eq!(world.target("a").level(world.clock.now()), 0, "the provider is healthy");
+    }
 }
 
 #[test]

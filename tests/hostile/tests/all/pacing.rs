@@ -1,7 +1,7 @@
 //! Providers that publish their rates: which key, target or refusal a request gets that may not wait, and whose turn
 //! comes first.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_hostile::provider::{Front, Provider, Step};
 use penstock_hostile::raw::{post, send};
@@ -90,6 +90,38 @@ async fn what_a_provider_at_its_rate_cannot_take_goes_to_its_equals_without_a_re
     assert!(asked[0] >= 1 && asked[1] >= 1 && asked[2] >= 40, "{asked:?}");
     assert_eq!(asked.iter().sum::<usize>(), 60);
     assert!(!front.gateway.render_metrics().contains("penstock_retries_denied_total{"), "nothing was denied");
+}
+
+/// A provider that takes six of its eight seconds is not too slow for a request that has waited three for the pace.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_the_pace_takes_no_time_of_a_slow_provider() {
+    /// Requests that are sent at once at this rate, and requests that are sent a second apart then.
+    const BURST: usize = 6;
+    const WAITING: usize = 3;
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+    let event = r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}"#;
+    let say = |text: &str| Step::Say(text.as_bytes().to_vec());
+    let events = format!("{event}\n\ndata: [DONE]\n\n");
+    let mut script = vec![vec![say(head), say(&events), Step::Close]; BURST + WAITING - 1];
+    script.push(vec![say(head), Step::Gate, say(&events), Step::Close]);
+    let provider = Provider::start(script).await;
+    let model = "[[models]]\nname = \"chat\"\nretries = 0\nfirst_token_timeout_ms = 8000\n\
+                 to = [{ provider = \"one\", model = \"big\" }]\n";
+    let paced = "requests_per_minute = 60\npace_wait_ms = 60000\nfirst_token_timeout_ms = 8000";
+    let front = Front::start(&[table("one", &provider, paced), model.into()].concat()).await;
+    let body = r#"{"model":"chat","stream":true,"max_tokens":75,"messages":[{"role":"user","content":"hi"}]}"#;
+    let streamed = post("/v1/chat/completions", body).replacen("Host: a", "Connection: close\r\nHost: a", 1);
+    let mut asked = JoinSet::new();
+    for _ in 0..BURST + WAITING {
+        asked.spawn(send(front.address, streamed.clone()));
+    }
+    eventually("all are sent", || provider.seen.requests().len() == BURST + WAITING).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    provider.seen.go_on();
+    while let Some(reply) = asked.join_next().await {
+        let reply = reply.expect("no panic");
+        assert!(reply.status == 200 && reply.text.contains("[DONE]"), "{}", reply.text);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
