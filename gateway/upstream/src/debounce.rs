@@ -13,8 +13,11 @@ use tokio::time::sleep_until;
 
 use crate::lane::Change;
 
-/// Most subjects whose changes wait, and most whose bad states are remembered. Changes of further ones are only counted.
+/// Most subjects whose changes wait. Changes of further ones are only counted.
 const SUBJECTS_MAX: usize = 64;
+/// Most subjects whose bad states are remembered; beyond, the one told longest ago is forgotten. More than the 128 keys
+/// that one lane keeps apart.
+const BAD_MAX: usize = 1024;
 
 /// Debounced log of the states of several subjects, at one interval.
 #[derive(Debug)]
@@ -114,7 +117,7 @@ impl<S: Clone + PartialEq> Debounce<S> {
     fn line(&mut self, subject: S, change: Change) -> Line<S> {
         self.bad.retain(|(other, _)| *other != subject);
         if change.level > 0 {
-            if self.bad.len() >= SUBJECTS_MAX {
+            if self.bad.len() >= BAD_MAX {
                 self.bad.remove(0);
             }
             self.bad.push((subject.clone(), change.level));
@@ -178,6 +181,20 @@ mod tests {
         assert_eq!(log.note(1, change(0), at(21)), []);
         assert_eq!(log.note(1, change(3), at(22)), []);
         assert_eq!(log.due(at(30)), []);
+    }
+
+    #[test]
+    fn every_key_of_a_lane_that_is_bad_is_told_to_be_good_again() {
+        let (mut log, mut now) = (Debounce::new(APART), Instant::now());
+        for subject in 0..128 {
+            assert_eq!(levels(&log.note(subject, change(3), now)), [(subject, 3, 0)]);
+            now += APART;
+        }
+        log.note(200, change(3), now);
+        for subject in 0..64 {
+            log.note(subject, change(0), now);
+        }
+        assert_eq!(log.due(now + APART).len(), 64);
     }
 
     #[test]

@@ -439,6 +439,11 @@ impl Cell {
         Kept { counter: counter.clone(), window: *window, amount: self.leased + self.over, until: self.lapses }
     }
 
+    /// Returns true if the lease is in use and was not logged as lost, so that its loss is news.
+    fn is_loss(&self) -> bool {
+        self.held > 0 && !self.is_lost
+    }
+
     /// Free rest of the portion; 0 after the lease has lapsed.
     fn left(&self, now: u64) -> u64 {
         if self.lapses <= now { 0 } else { self.leased.saturating_sub(self.held) }
@@ -653,6 +658,51 @@ mod tests {
         gateway.settle(ours, |_, _| Some(10));
         gateway.report_once(Instant::now() + IDLE * 2).await;
         take_closed(&other, places, 10).await.expect("given back");
+    }
+
+    /// More leases than one call of the store takes are lost and held again at once, then not needed any more.
+    #[test]
+    fn of_many_leases_the_log_names_sixteen_and_counts_the_others() {
+        const MANY: usize = 2 * REPORTS + 22;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let store = Arc::new(Store::default());
+        let (gateway, place) = (begun(&store, "a"), measure(Unit::InFlight, Span::Now, 1));
+        let take = async |nth: usize| {
+            let (limit, subject): (Arc<str>, _) = ("l".into(), nth.to_string());
+            let claim = Claim { limit: &limit, subject: &subject, measure: place, amount: 1, tag: 0 };
+            gateway.take(&[claim], |_| OnStoreFailure::Open).await.expect("room")
+        };
+        let drop_all = async || {
+            let gone: Vec<Kept> = gateway.state().cells.keys().map(|key| Cell::default().kept(key)).collect();
+            for chunk in gone.chunks(REPORTS) {
+                store.inner.lease("a", chunk, clock::unix_seconds()).await.expect("leases of nothing");
+            }
+        };
+        let log = penstock_base::testing::logged(|| {
+            runtime.block_on(async {
+                let mut held = Vec::new();
+                for nth in 0..MANY {
+                    held.extend(take(nth).await);
+                }
+                let at = |seconds| Instant::now() + Duration::from_secs(seconds);
+                drop_all().await;
+                gateway.report_once(at(6)).await;
+                assert!(gateway.correct().await);
+                drop_all().await;
+                gateway.report_once(at(12)).await;
+                gateway.settle(held, |_, _| Some(1));
+                gateway.report_once(at(20)).await;
+            });
+        });
+        let lines = |part: &str| log.lines().filter(|line| line.contains(part)).count();
+        for (named, more, times) in [
+            ("a lease of a limit is lost", "more leases of limits are lost", 2),
+            ("a lease of a limit is held again", "more leases of limits are held again", 1),
+            ("a lost lease of a limit is not needed", "more lost leases of limits are not needed", 1),
+        ] {
+            assert_eq!((lines(named), lines(more)), (16 * times, times), "{named}: {log}");
+        }
+        assert_eq!(lines(&format!("leases={}", MANY - 16)), 4, "{log}");
     }
 
     async fn take_closed(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {

@@ -83,10 +83,7 @@ impl Shared {
             let _alone = self.turn.write().await;
             self.state().unheard.clear();
             let second = clock::unix_seconds();
-            for chunk in self.leases(second).chunks(REPORTS) {
-                in_time(self.counters.lease(&self.holder, chunk, second)).await?;
-                self.held_again(chunk);
-            }
+            self.lease_all(&self.leases(second), second).await?;
         }
         if let Some(until) = owed {
             self.restore(until).await?;
@@ -135,14 +132,28 @@ impl Shared {
             let unheard = std::mem::take(&mut state.unheard);
             unheard.iter().filter_map(|key| Some(state.cells.get(key)?.kept(key))).collect()
         };
-        for chunk in kept.chunks(REPORTS) {
-            if let Err(why) = in_time(self.counters.lease(&self.holder, chunk, now)).await {
+        match self.lease_all(&kept, now).await {
+            Ok(()) => true,
+            Err(why) => {
                 self.failed(&why);
-                return false;
+                false
             }
-            self.held_again(chunk);
         }
-        true
+    }
+
+    /// Reports the leases as they are, and logs those that are held again.
+    async fn lease_all(&self, leases: &[Kept], now: u64) -> Result<(), StoreError> {
+        let mut told = 0;
+        let mut answer = Ok(());
+        for chunk in leases.chunks(REPORTS) {
+            answer = in_time(self.counters.lease(&self.holder, chunk, now)).await;
+            if answer.is_err() {
+                break;
+            }
+            told += chunk.len();
+        }
+        self.held_again(&leases[..told]);
+        answer
     }
 
     /// Leases of this gateway that have not lapsed, and those of places that are in use although they have.
@@ -160,7 +171,8 @@ impl Shared {
     /// Logs leases of places in use that have lapsed because the store could not be told in time, once each.
     pub(super) fn tell_lapsed(&self) {
         let now = clock::unix_seconds();
-        let has_lapsed = |(key, cell): (&Key, &Cell)| (key.1.seconds == 0 && cell.lapses <= now).then(|| key.clone());
+        let is_news = |key: &Key, cell: &Cell| key.1.seconds == 0 && cell.lapses <= now && cell.is_loss();
+        let has_lapsed = |(key, cell): (&Key, &Cell)| is_news(key, cell).then(|| key.clone());
         let lapsed: Vec<Key> = self.state().cells.iter().filter_map(has_lapsed).collect();
         self.lost_leases(&lapsed, "it was not renewed in time");
     }
@@ -170,7 +182,7 @@ impl Shared {
         let mut lost = Vec::new();
         let mut state = self.state();
         for key in keys {
-            let Some(cell) = state.cells.get_mut(key).filter(|cell| cell.held > 0 && !cell.is_lost) else { continue };
+            let Some(cell) = state.cells.get_mut(key).filter(|cell| cell.is_loss()) else { continue };
             cell.is_lost = true;
             lost.push((&key.0, cell.held));
         }
@@ -218,22 +230,32 @@ impl Shared {
             }
         }
         let renewals = self.renewals(at, now);
-        for chunk in renewals.chunks(REPORTS) {
-            let asks: Vec<Ask> = chunk.iter().map(|(ask, _)| ask.clone()).collect();
-            let grants = match in_time(self.counters.take(&self.holder, &asks, false, now)).await {
-                Ok(grants) => grants,
-                Err(why) => return self.failed(&why),
-            };
-            let renewed = chunk.iter().zip(&grants);
-            let is_dropped = |((_, leased), grant): &(&(Ask, u64), &Grant)| grant.leased < *leased;
-            let dropped: Vec<Key> = renewed.filter(is_dropped).map(|((ask, _), _)| key(ask)).collect();
-            self.lost_leases(&dropped, "the shared counters do not have it any more");
-            // The leases are reported as they are.
-            self.state().unheard.extend(dropped);
+        let (dropped, answer) = self.renew(&renewals, now).await;
+        self.lost_leases(&dropped, "the shared counters do not have it any more");
+        // The leases are reported as they are.
+        self.state().unheard.extend(dropped);
+        if let Err(why) = answer {
+            return self.failed(&why);
         }
         if !(settlements.is_empty() && renewals.is_empty()) {
             self.up();
         }
+    }
+
+    /// Renews leases, as far as the store answers; returns those that it does not have as they are here.
+    async fn renew(&self, renewals: &[(Ask, u64)], now: u64) -> (Vec<Key>, Result<(), StoreError>) {
+        let mut dropped = Vec::new();
+        for chunk in renewals.chunks(REPORTS) {
+            let asks: Vec<Ask> = chunk.iter().map(|(ask, _)| ask.clone()).collect();
+            let grants = match in_time(self.counters.take(&self.holder, &asks, false, now)).await {
+                Ok(grants) => grants,
+                Err(why) => return (dropped, Err(why)),
+            };
+            let renewed = chunk.iter().zip(&grants);
+            let is_dropped = |((_, leased), grant): &(&(Ask, u64), &Grant)| grant.leased < *leased;
+            dropped.extend(renewed.filter(is_dropped).map(|((ask, _), _)| key(ask)));
+        }
+        (dropped, Ok(()))
     }
 
     /// Sends the settlements that may or may not have been applied: under the same number the store applies them once.
@@ -269,6 +291,9 @@ impl Shared {
         });
         for counter in unused.iter().take(LINES_MAX) {
             tracing::info!(counter, "a lost lease of a limit is not needed any more");
+        }
+        if let more @ 1.. = unused.len().saturating_sub(LINES_MAX) {
+            tracing::info!(leases = more, "more lost leases of limits are not needed any more than the log names");
         }
         out
     }
