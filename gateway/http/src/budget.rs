@@ -71,7 +71,7 @@ impl BudgetExhausted {
         let message = match self {
             Self::All => "Too many large requests are in flight. Try again shortly.",
             Self::Share => {
-                "Requests of this key, or of this address, hold half of the memory for request bodies. Try again shortly."
+                "Requests of this key, or of this address, hold all the memory for request bodies that one may. Try again shortly."
             }
         };
         Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))

@@ -12,7 +12,7 @@ use penstock_upstream::Facts;
 /// Largest part of an answer that is held, in bytes. A longer one passes without a look at its usage, as does one that finds no memory.
 const HELD_BYTES_MAX: usize = 1 << 20;
 
-/// What an answer has told when it ended, or was left.
+/// Facts that an answer has told by its end, or by the moment it was cut.
 #[derive(Debug, Default)]
 pub(crate) struct Read {
     /// Token counts that the answer reports; `None`: none.
@@ -105,7 +105,7 @@ impl Answer {
         is_content
     }
 
-    /// What the answer has told when its body has ended.
+    /// Facts of an answer whose body has ended.
     pub(crate) fn end(&mut self) -> Read {
         match std::mem::replace(self, Self::Unread) {
             Self::Unread => Read::default(),
@@ -122,7 +122,7 @@ impl Answer {
         }
     }
 
-    /// What the answer has told so far, of which no more will come.
+    /// Facts of an answer of which no more will come.
     pub(crate) fn cut(&mut self) -> Read {
         match std::mem::replace(self, Self::Unread) {
             Self::Stream(watch, _lease) => Read::of(watch.seen()),
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(cached_tokens(&mut Answer::new(None, &HeaderMap::new(), lease(4 << 20))), None);
     }
 
-    /// What is read of these events: number of adds with content, then the whole, then cut in front of the last event.
+    /// Facts read from these events: number of adds with content, then the whole, then cut in front of the last event.
     fn streamed(events: &[&str]) -> (usize, Read, Read) {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("text/event-stream"));

@@ -38,7 +38,7 @@ pub struct Chosen {
     pub pick: Box<dyn Picked>,
     /// Operation that the request asks for; `None`: not known, its answer is not read.
     pub surface: Option<Surface>,
-    /// Whether the client wants a streamed answer; `None`: not known.
+    /// True if the client wants a streamed answer; `None`: not known.
     pub stream: Option<bool>,
     /// Body for the endpoint in its parts, where it is another than the client's.
     pub body: Option<Vec<Bytes>>,
@@ -53,7 +53,7 @@ pub struct Refusal {
     pub failure: Failure,
     /// Name of the model's entry; `None`: none was found.
     pub model: Option<Box<str>>,
-    /// Whether the client wants a streamed answer; `None`: not known.
+    /// True if the client wants a streamed answer; `None`: not known.
     pub stream: Option<bool>,
 }
 

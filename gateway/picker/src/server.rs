@@ -62,7 +62,7 @@ const WATCH_EACH: Duration = Duration::from_secs(1);
 const READY_MAX: Duration = Duration::from_secs(5);
 const READY_LOOK: Duration = Duration::from_millis(20);
 /// Longest wait for the threads at the end: streams that are cut leave their lines in the access log meanwhile.
-const END_MAX: Duration = Duration::from_secs(5);
+const END_MAX: Duration = Duration::from_secs(2);
 
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const CHECK: &str = "/grpc.health.v1.Health/Check";

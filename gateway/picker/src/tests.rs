@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use penstock_base::asker::Asker;
 use penstock_base::error::Failure;
 use penstock_http::{BodyBudget, BodyLease, HttpLimits};
 use penstock_proto::ErrorKind;
@@ -110,8 +111,8 @@ impl Chooser for Double {
         Arc::new(HttpLimits { body_bytes_max: self.body_bytes_max, ..HttpLimits::default() })
     }
 
-    fn lease(&self, _: Option<std::net::IpAddr>) -> BodyLease {
-        self.bodies.lease()
+    fn lease(&self, client: Option<std::net::IpAddr>) -> BodyLease {
+        self.bodies.lease_of(Asker::new("", client))
     }
 
     fn answer_lease(&self) -> BodyLease {

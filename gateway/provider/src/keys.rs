@@ -26,8 +26,8 @@ const LIMITED: Duration = Duration::from_secs(10);
 const LIMITED_MAX: Duration = Duration::from_secs(600);
 /// Rest of a key after a 401, 402 or 403.
 const REFUSED: Duration = Duration::from_secs(300);
-/// Least time between two log lines about one provider's keys.
-const LOG_APART: Duration = Duration::from_secs(1);
+/// Debounce of the log lines about one provider's keys: changes for everybody, changes for one client key.
+const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 /// Most uses (model and path) that one key keeps apart; beyond, idle ones and then the newest are forgotten.
 const USES_MAX: usize = 256;
 
@@ -39,11 +39,11 @@ pub struct Keys {
     all: Vec<Key>,
     next: AtomicUsize,
     file: Option<KeyFile>,
-    log: Arc<Mutex<KeyLog>>,
+    logs: Arc<Mutex<KeyLogs>>,
 }
 
-/// Debounced log of changes.
-type KeyLog = Debounce<Subject>;
+/// Debounced logs of changes: for everybody, for one client key.
+type KeyLogs = [Debounce<Subject>; 2];
 
 /// Breaker of a key of the provider, as the log tells its changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +139,8 @@ impl Keys {
     pub fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
         let key = |secret: &Secret| Key { secret: ArcSwap::from_pointee(secret.clone()), lanes: Mutex::default() };
         let file = file.map(|path| KeyFile { path: path.to_owned(), looked: Mutex::new(Instant::now()) });
-        let log = Arc::new(Mutex::new(Debounce::new(LOG_APART)));
-        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, log }
+        let logs = Arc::new(Mutex::new(LOG_APART.map(Debounce::new)));
+        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, logs }
     }
 
     /// Reads the key file again if it is due. An unreadable or empty file changes nothing. Keys are replaced line by
@@ -248,13 +248,16 @@ impl Keys {
         Err(rest)
     }
 
-    /// Logs that a key rests or is used again, at most once per second and breaker; the last state is told in the end.
+    /// Logs that a key rests or is used again: at most once per second, or per ten where one client key is concerned, with one line for each
+    /// breaker that has changed.
     pub(crate) fn log(&self, provider: &str, subject: Subject, change: Option<Change>, now: Instant) {
         let Some(change) = change else { return };
         let asker = subject.asker.filter(|_| !change.everybody);
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.note(Subject { asker, ..subject }, change, now).iter().for_each(|line| write(provider, line));
-        log_later(provider, &self.log, &mut log);
+        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = usize::from(asker.is_some());
+        tell_due(provider, &mut logs[1 - own], now);
+        logs[own].note(Subject { asker, ..subject }, change, now).iter().for_each(|line| write(provider, line));
+        log_later(provider, &self.logs, &mut logs);
     }
 
     /// Number of keys that rest for at least one use.
@@ -292,18 +295,24 @@ fn write(provider: &str, line: &Line<Subject>) {
     }
 }
 
-/// Logs what waits in the debounced log when it is due, also if no key is used any more.
-fn log_later(provider: &str, keys: &Arc<Mutex<KeyLog>>, log: &mut KeyLog) {
-    let Some(due) = log.due_at() else { return };
-    let (provider, keys) = (provider.to_owned(), Arc::downgrade(keys));
-    let is_timed = later(due, move || {
-        let Some(keys) = keys.upgrade() else { return };
-        let mut log = keys.lock().unwrap_or_else(PoisonError::into_inner);
-        log.set_timed(false);
-        log.due(due.max(Instant::now())).iter().for_each(|line| write(&provider, line));
-        log_later(&provider, &keys, &mut log);
-    });
-    log.set_timed(is_timed);
+fn tell_due(provider: &str, log: &mut Debounce<Subject>, now: Instant) {
+    log.due(now).iter().for_each(|line| write(provider, line));
+}
+
+/// Logs what waits in the debounced logs when it is due, also if no key is used any more.
+fn log_later(provider: &str, keys: &Arc<Mutex<KeyLogs>>, logs: &mut KeyLogs) {
+    for at in 0..logs.len() {
+        let Some(due) = logs[at].due_at() else { continue };
+        let (provider, keys) = (provider.to_owned(), Arc::downgrade(keys));
+        let is_timed = later(due, move || {
+            let Some(keys) = keys.upgrade() else { return };
+            let mut logs = keys.lock().unwrap_or_else(PoisonError::into_inner);
+            logs[at].set_timed(false);
+            tell_due(&provider, &mut logs[at], due.max(Instant::now()));
+            log_later(&provider, &keys, &mut logs);
+        });
+        logs[at].set_timed(is_timed);
+    }
 }
 
 impl Turn<'_> {
@@ -440,7 +449,7 @@ mod tests {
                 keys.log("openai", subject(0), change(3), now);
                 keys.log("openai", subject(1), change(3), now);
                 keys.log("openai", subject(0), change(0), now);
-                tokio::time::sleep(LOG_APART + Duration::from_millis(100)).await;
+                tokio::time::sleep(LOG_APART[0] + Duration::from_millis(100)).await;
                 // Tasks that are due have their turn.
                 for _ in 0..100 {
                     tokio::task::yield_now().await;
@@ -465,14 +474,14 @@ mod tests {
             // Of each pair, the second breaker opens while the first has closed again.
             for (at, everybody, (one, uses), (two, other)) in [
                 (0, false, ("a", CHAT()), ("a", embed)),
-                (5000, false, ("a", CHAT()), ("b", CHAT())),
-                (10_000, true, ("a", CHAT()), ("b", embed)),
+                (50_000, false, ("a", CHAT()), ("b", CHAT())),
+                (100_000, true, ("a", CHAT()), ("b", embed)),
             ] {
                 tell(one, uses, 3, everybody, at);
                 tell(two, other, 3, everybody, at + 1);
                 tell(one, uses, 0, everybody, at + 2);
                 // What has waited is told with the next line.
-                tell("z", Use::new("n", "/x"), 3, false, at + 2000);
+                tell("z", Use::new("n", "/x"), 3, false, at + 20_000);
             }
         });
         let lines: Vec<_> = log.lines().map(|line| line.contains("INFO")).collect();

@@ -3,7 +3,7 @@
 //! Requests are spaced by GCRA (the `governor` crate); tokens are reserved before a request is sent and settled by the
 //! usage of its answer ([`Book`]). A request that does not fit yet waits in a line: client keys take turns, a full line
 //! evicts from the key with the most waiting, and a request whose turn is predicted to come too late is refused at
-//! once. [`Pace`] is pure, with time as an argument; [`Pacer`] waits.
+//! once. [`Pace`] is pure, with time as an argument; `Pacer` waits.
 //!
 //! Gateways that count together ([`SharedPace`]) each pace at the published rate, and ask the shared counters before they
 //! send. A gateway without them, or whose counters are away, paces at its part ([`Part`]).

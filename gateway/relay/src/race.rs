@@ -1,8 +1,9 @@
 //! The attempts of one request until one of them emits its first token.
 //!
 //! One attempt runs, two while a hedge is in flight. An attempt is lost when it fails, ends without an answer, or
-//! exceeds the first-token timeout (without a wait for the upstream's pace); its events so far are discarded, since none has gone out. The next target is chosen
-//! by [`Race::after`] alone. Time is an argument: [`Race::due`] says when to poll again.
+//! exceeds the first-token timeout (which does not run while it waits for the upstream's pace); its events so far are
+//! discarded, since none has gone out. The next target is chosen by [`Race::after`] alone. Time is an argument:
+//! [`Race::due`] says when to poll again.
 
 use std::future::Future;
 use std::pin::Pin;

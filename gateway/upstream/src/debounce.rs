@@ -3,7 +3,7 @@
 //! A change is told at once if nothing was told for the interval. Other changes wait. When the interval has ended, every
 //! subject whose state differs from the one last told is told; whatever came and went in between is only counted. So a
 //! breaker that was told to have opened is told to have closed, however soon it does. A pause ends by time, without a
-//! change: a second bad change in a row is news, too. Pure, time is an argument; only [`later`] waits, for subjects that
+//! change: so a second pause in a row is told, too. Pure, time is an argument; only [`later`] waits, for subjects that
 //! nothing happens to any more.
 
 use std::time::{Duration, Instant};
@@ -13,10 +13,11 @@ use tokio::time::sleep_until;
 
 use crate::lane::Change;
 
-/// Most subjects whose changes wait. Changes of further ones are only counted.
+/// Most lines that are told at once, and most subjects whose changes wait without their bad state having been told. Changes of further
+/// ones are only counted.
 const SUBJECTS_MAX: usize = 64;
-/// Most subjects whose bad states are remembered; beyond, the one told longest ago is forgotten. More than the 128 keys
-/// that one lane keeps apart.
+/// Most subjects whose bad states are remembered; beyond, the one told longest ago is forgotten, and its recovery may not be told. Eight
+/// lanes with the 128 keys that one keeps apart.
 const BAD_MAX: usize = 1024;
 
 /// Debounced log of the states of several subjects, at one interval.
@@ -26,7 +27,7 @@ pub struct Debounce<S> {
     last: Option<Instant>,
     /// Subjects last told to be in a bad state, with that state.
     bad: Vec<(S, u8)>,
-    /// Subjects with changes that are not told yet, in the order of these.
+    /// Subjects with a change that is not told yet, oldest change first.
     waiting: Vec<Waiting<S>>,
     uncounted: u64,
     is_timed: bool,
@@ -69,7 +70,8 @@ impl<S: Clone + PartialEq> Debounce<S> {
             self.last = Some(now);
             return lines;
         }
-        match self.waiting.len() < SUBJECTS_MAX {
+        let was_told = self.bad.iter().any(|(other, _)| *other == subject);
+        match was_told || self.waiting.len() < SUBJECTS_MAX {
             true => {
                 let was_good = before.is_some_and(|before| before.level == 0);
                 self.waiting.push(Waiting { subject, change, was_good });
@@ -85,7 +87,10 @@ impl<S: Clone + PartialEq> Debounce<S> {
             return Vec::new();
         }
         let mut lines = Vec::new();
-        for Waiting { subject, change, was_good } in std::mem::take(&mut self.waiting) {
+        let mut waiting = std::mem::take(&mut self.waiting).into_iter();
+        while lines.len() < SUBJECTS_MAX
+            && let Some(Waiting { subject, change, was_good }) = waiting.next()
+        {
             let told = self.bad.iter().find(|(other, _)| *other == subject).map_or(0, |(_, level)| *level);
             // A bad state that is told already and did not end by a change has ended by time: this is another one.
             match told == change.level && (told == 0 || was_good) {
@@ -93,6 +98,7 @@ impl<S: Clone + PartialEq> Debounce<S> {
                 false => lines.push(self.line(subject, change)),
             }
         }
+        self.waiting = waiting.collect();
         if !lines.is_empty() {
             self.last = Some(now);
         }
@@ -191,10 +197,12 @@ mod tests {
             now += APART;
         }
         log.note(200, change(3), now);
-        for subject in 0..64 {
+        for subject in 0..128 {
             log.note(subject, change(0), now);
         }
-        assert_eq!(log.due(now + APART).len(), 64);
+        let told: Vec<_> = (1..4).flat_map(|at| log.due(now + at * APART)).map(|line| line.subject).collect();
+        assert_eq!(told, Vec::from_iter(0..128), "64 an interval");
+        assert_eq!(log.due_at(), None);
     }
 
     #[test]

@@ -202,8 +202,8 @@ impl Lane {
         Pass { asker, common, own, trial }
     }
 
-    /// Counts a request that was answered; returns the change of the lane's state, if any. A pause that has ended by time
-    /// since its own change is a change now.
+    /// Counts a request that was answered; returns the change of the lane's state, if any. The end of a pause by time counts
+    /// as a change here, at the first answer after it.
     pub fn succeed(&mut self, pass: Pass, now: Instant) -> Option<Change> {
         let (who, mut before) = (pass.asker, self.kinds(pass.asker, now));
         self.settle_good(pass, now);

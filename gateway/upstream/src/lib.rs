@@ -38,7 +38,7 @@ use penstock_govern::prices::Price;
 pub use penstock_http::client::Sent;
 use penstock_telemetry::Trace;
 
-/// Shared time that a request has waited here for the pace of its upstream, which is not the upstream's own.
+/// Time that a request has waited in this gateway for the pace of its upstream; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Waited(Arc<AtomicU64>);
 

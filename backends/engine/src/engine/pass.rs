@@ -152,7 +152,7 @@ impl Pass {
         }
     }
 
-    /// Whether the model's logits are finite after a text of one token, which involves no request and no cached block.
+    /// Returns true if the model's logits are finite after a text of one token, which involves no request and no cached block.
     /// Without a free page nothing is computed, and the answer is true.
     ///
     /// # Errors

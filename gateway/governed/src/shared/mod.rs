@@ -307,8 +307,9 @@ impl Shared {
                     cell.leased += grant.granted;
                     cell.seen = grant.used;
                     cell.lapses = cell.lapses.max(ask.until);
-                    // An answer is no renewal, which alone finds out that the lease is lost. Where the answer hints at
-                    // that, the next report looks: answers to several questions may come in another order.
+                    // Only a renewal finds out that a lease is lost, so an answer does not put the renewal off. Where the
+                    // store has less than this gateway believes, the next report renews at once; answers that overtake
+                    // each other look the same, and cost one renewal.
                     match grant.leased < cell.leased {
                         true => cell.renewed_at = None,
                         false => cell.renewed_at = cell.renewed_at.or_else(|| Some(Instant::now())),
@@ -696,9 +697,9 @@ mod tests {
         });
         let lines = |part: &str| log.lines().filter(|line| line.contains(part)).count();
         for (named, more, times) in [
-            ("a lease of a limit is lost", "more leases of limits are lost", 2),
-            ("a lease of a limit is held again", "more leases of limits are held again", 1),
-            ("a lost lease of a limit is not needed", "more lost leases of limits are not needed", 1),
+            ("a lease of a limit is lost", "further leases of limits are lost", 2),
+            ("a lease of a limit is held again", "further leases of limits are held again", 1),
+            ("a lost lease of a limit is not needed", "further lost leases of limits are not needed", 1),
         ] {
             assert_eq!((lines(named), lines(more)), (16 * times, times), "{named}: {log}");
         }

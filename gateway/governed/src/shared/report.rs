@@ -191,7 +191,7 @@ impl Shared {
             tracing::warn!(counter, in_use, why, "a lease of a limit is lost: other gateways may use its places");
         }
         if let more @ 1.. = lost.len().saturating_sub(LINES_MAX) {
-            tracing::warn!(leases = more, why, "more leases of limits are lost than the log names");
+            tracing::warn!(leases = more, why, "further leases of limits are lost, beside those named above");
         }
     }
 
@@ -210,7 +210,7 @@ impl Shared {
             tracing::info!(counter, in_use, "a lease of a limit is held again");
         }
         if let more @ 1.. = again.len().saturating_sub(LINES_MAX) {
-            tracing::info!(leases = more, "more leases of limits are held again than the log names");
+            tracing::info!(leases = more, "further leases of limits are held again, beside those named above");
         }
     }
 
@@ -242,7 +242,7 @@ impl Shared {
         }
     }
 
-    /// Renews leases, as far as the store answers; returns those that it does not have as they are here.
+    /// Renews leases, as far as the store answers; returns the leases of which the store has less than this gateway.
     async fn renew(&self, renewals: &[(Ask, u64)], now: u64) -> (Vec<Key>, Result<(), StoreError>) {
         let mut dropped = Vec::new();
         for chunk in renewals.chunks(REPORTS) {
@@ -293,7 +293,10 @@ impl Shared {
             tracing::info!(counter, "a lost lease of a limit is not needed any more");
         }
         if let more @ 1.. = unused.len().saturating_sub(LINES_MAX) {
-            tracing::info!(leases = more, "more lost leases of limits are not needed any more than the log names");
+            tracing::info!(
+                leases = more,
+                "further lost leases of limits are not needed any more, beside those named above"
+            );
         }
         out
     }

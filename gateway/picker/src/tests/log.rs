@@ -189,7 +189,10 @@ async fn each_refusal_has_its_line() {
     assert_eq!(line(double(), vec![request()], slow).await, refused("slow_body", "ClientTimeout", 408));
     let full: fn(&mut Conversation<Double>) = |talk| drop(talk.cover(2 << 20));
     let vast = || Double { body_bytes_max: 4 << 20, ..double() };
-    assert_eq!(line(vast(), vec![request()], full).await, refused("memory", "Overloaded", 503));
+    assert_eq!(line(vast(), vec![request()], full).await, refused("share", "Overloaded", 503));
+    let nobodys = Step::RequestHeaders(head(&[(":method", "POST"), (":path", "/"), ("x-request-id", "abc-1")], false));
+    let found_none = line(vast(), vec![nobodys], full).await;
+    assert_eq!((&found_none["reason"], found_none.get("client")), (&json!("memory"), None), "{found_none}");
     let streamed = vec![with_modes(request(), BodySendMode::Streamed, BodySendMode::Streamed)];
     let mode = line_of(double(), streamed, NOTHING).await;
     let headless = line(double(), vec![body()], NOTHING).await;

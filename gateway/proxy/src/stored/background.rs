@@ -69,7 +69,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Error of a response whose request this version cannot read.
 const UNREADABLE: &str = "This gateway's version cannot read the stored request. Send it again.";
 /// Error of a response whose request needs more memory than there ever is.
-const TOO_LARGE: &str = "This request needs more memory in the background than the gateway has for requests \
+const TOO_LARGE: &str = "This request needs more memory in the background than the gateway can give to one \
     (server.body_memory_bytes_max). Send it without background.";
 
 /// Response that has a place and is being answered.
@@ -244,7 +244,8 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         tracing::warn!(
             response = %id,
             bytes,
-            "a background response ends as failed: its request and its unfinished body need more memory than server.body_memory_bytes_max allows"
+            bytes_max = gateway.bodies.lease_bytes_max(),
+            "a background response ends as failed: its stored request and response need more memory than one response can have (server.body_memory_bytes_max)"
         );
         end_unread(keeper, id, &response.body, TOO_LARGE).await?;
         return Ok(Left::Ended);
