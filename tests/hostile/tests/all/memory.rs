@@ -58,7 +58,7 @@ async fn check(config: &str, (greedy, its): ([u8; 4], &str), (other, fields): ([
         for bytes in [300, 100_000, MIB] {
             let reply = asked(&server, greedy, path, its, bytes).await;
             assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")), "{path} {bytes}: {}", reply.text);
-            assert!(reply.text.contains(says) && reply.text.contains("hold half"), "{path}: {}", reply.text);
+            assert!(reply.text.contains(says) && reply.text.contains("that one may"), "{path}: {}", reply.text);
             assert_eq!(asked(&server, other, path, fields, bytes).await.status, 200, "{path} {bytes}");
         }
     }
