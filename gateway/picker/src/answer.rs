@@ -27,19 +27,11 @@ pub(crate) struct Read {
 
 impl Read {
     fn of(seen: &Seen) -> Self {
-        let facts = seen.usage.map(|usage| Facts {
-            prompt_tokens: usage.prompt_tokens,
-            cached_tokens: usage.cached_tokens,
-            cache_write_tokens: usage.cache_write_tokens,
-            completion_tokens: usage.completion_tokens,
-            reasoning_tokens: usage.reasoning_tokens,
-            tier: seen.tier,
-            ..Facts::default()
-        });
+        let facts = seen.usage.map(|usage| Facts::reported(usage, seen.tier));
         Self { facts, finish: seen.finish, is_complete: seen.complete, failure: None }
     }
 
-    /// The same with a fault of the answer. An answer that this reader cannot read may well be right.
+    /// Adds a fault of the answer. A fault of reading is none: an answer that this reader cannot read may well be right.
     fn with(mut self, fault: ProviderFault) -> Self {
         self.is_complete = false;
         self.failure = (fault.class != FaultClass::Garbled).then(|| Failure::provider(fault));

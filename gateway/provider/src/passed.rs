@@ -123,16 +123,7 @@ impl Drop for Passed {
 }
 
 fn facts(seen: &Seen) -> Facts {
-    let usage = seen.usage.unwrap_or_default();
-    Facts {
-        prompt_tokens: usage.prompt_tokens,
-        cached_tokens: usage.cached_tokens,
-        cache_write_tokens: usage.cache_write_tokens,
-        completion_tokens: usage.completion_tokens,
-        reasoning_tokens: usage.reasoning_tokens,
-        tier: seen.tier,
-        ..Facts::default()
-    }
+    Facts::reported(seen.usage.unwrap_or_default(), seen.tier)
 }
 
 /// Streamed answer in the client's own dialect, passed on as bytes and watched for its usage.

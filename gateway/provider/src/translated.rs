@@ -105,18 +105,8 @@ impl Events for Translated {
     }
 
     fn facts(&self) -> Facts {
-        let Usage { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, reasoning_tokens } =
-            self.usage;
-        Facts {
-            prompt_tokens,
-            cached_tokens,
-            cache_write_tokens,
-            completion_tokens,
-            reasoning_tokens,
-            // A translated request names no service tier.
-            tier: Some(ServiceTier::Standard),
-            ..Facts::default()
-        }
+        // A translated request names no service tier.
+        Facts::reported(self.usage, Some(ServiceTier::Standard))
     }
 
     fn course(&self) -> Course {

@@ -24,8 +24,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use penstock_proto::ErrorKind;
 use penstock_telemetry::Attempt;
-use penstock_types::{ChatEvent, FinishReason, ServiceTier};
-use penstock_types::{DetokenizeRequest, TokenizeRequest};
+use penstock_types::{ChatEvent, DetokenizeRequest, FinishReason, ServiceTier, TokenizeRequest, Usage};
 
 use penstock_kv_feed::Feed;
 
@@ -287,6 +286,20 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Facts of an answer that a provider has given, by the token counts and the service tier that it reports.
+    pub fn reported(usage: Usage, tier: Option<ServiceTier>) -> Self {
+        let Usage { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, reasoning_tokens } = usage;
+        Self {
+            prompt_tokens,
+            cached_tokens,
+            cache_write_tokens,
+            completion_tokens,
+            reasoning_tokens,
+            tier,
+            ..Self::default()
+        }
+    }
+
     /// Returns true if the upstream has reported token counts.
     pub fn is_known(&self) -> bool {
         self.prompt_tokens + self.completion_tokens > 0

@@ -110,7 +110,7 @@ fn breakers_of_surfaces_with_the_same_operation_have_lines_of_their_own() {
     assert_eq!(told("about=\"chat\""), 3, "{log}");
 }
 
-/// Nobody asks the target any more: a timer tells.
+/// A timer logs the recovery of a target that nobody asks any more.
 #[test]
 fn a_breaker_that_closes_soon_says_so_although_nothing_happens_any_more() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
