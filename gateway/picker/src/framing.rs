@@ -5,6 +5,8 @@ use prost::Message;
 
 /// Bytes in front of a message.
 const PREFIX_BYTES: usize = 5;
+/// Largest message behind which its buffer is used again.
+const KEPT_BYTES: usize = 64 * 1024;
 
 /// Reader of a stream's messages out of its bytes, in any pieces.
 #[derive(Debug, Default)]
@@ -51,7 +53,12 @@ impl Reader {
             return Ok(None);
         }
         self.held.advance(PREFIX_BYTES);
-        Ok(Some(self.held.split_to(length).freeze()))
+        let message = self.held.split_to(length).freeze();
+        if length > KEPT_BYTES {
+            // The rest would keep the message's whole buffer alive, and a stream may live for an hour.
+            self.held = BytesMut::from(&self.held[..]);
+        }
+        Ok(Some(message))
     }
 
     /// Checks that the stream ends between two messages.
@@ -93,6 +100,19 @@ mod tests {
                 }
             }
             assert_eq!((out.join("|").as_str(), reader.end()), ("|readiness|x", Ok(())));
+        }
+    }
+
+    #[test]
+    fn the_buffer_of_a_large_message_goes_with_it() {
+        let large = [&[0, 0, 16, 0, 0][..], &[7; 1 << 20]].concat();
+        for rest in [&[][..], &[0, 0, 0]] {
+            let mut reader = Reader::default();
+            large.chunks(10_000).chain([rest]).for_each(|piece| reader.add(piece));
+            assert_eq!(reader.next(1 << 20).expect("no fault").map(|message| message.len()), Some(1 << 20));
+            assert!(reader.held.capacity() <= KEPT_BYTES && reader.held() == rest.len(), "{}", reader.held.capacity());
+            reader.add(&framed(&HealthCheckRequest { service: "x".into() })[rest.len()..]);
+            assert_eq!(reader.next(64).expect("no fault").map(|message| message.len()), Some(3));
         }
     }
 
