@@ -113,9 +113,8 @@ impl Provider {
         Err(Failure::internal("a provider with keys without number"))
     }
 
-    /// Acquires permission to send at the pace of a key: the key in turn, or another that may be used at once, or after
-    /// a wait the one that is free soonest. A request that may not wait any longer takes a key that has become free
-    /// meanwhile.
+    /// Acquires permission to send at the pace of a key: the key in turn, else another key that may be used at once, else,
+    /// after a wait, the key that is free soonest. A request whose wait is over takes any key that has become free.
     async fn paced<'k>(
         &'k self,
         asked: &Asked,
@@ -132,11 +131,19 @@ impl Provider {
         let key = self.shared_name(turn.as_ref());
         let began = Instant::now();
         let patience = asked.wait_by.saturating_duration_since(began);
-        let waited = match pacer.wait(asked.asker, asked.tokens, patience, self.together(&key)).await {
+        let mut waited = match pacer.wait(asked.asker, asked.tokens, patience, self.together(&key)).await {
             Ok(paced) => Ok((turn, paced)),
             Err(wait) => self.free_key(asked, turn).await.map_err(|(other, _)| wait.min(other)),
         };
         asked.waited.add(began.elapsed());
+        // The key may have been paused while the request was in its line.
+        if let Ok((turn, paced)) = &mut waited
+            && turn.as_ref().is_some_and(|turn| turn.is_paused(Instant::now()))
+        {
+            paced.used(0);
+            let other = self.keys.awake(asked.asker, asked.uses, Instant::now()).map_err(|rest| self.all_rest(rest))?;
+            waited = self.free_key(asked, other).await.map_err(|(wait, _)| wait);
+        }
         self.counts.paced(waited.is_ok());
         waited.map(|(turn, paced)| (turn, Some(paced))).map_err(|wait| {
             self.counts.add(Outcome::Failed(FaultClass::RateLimited));
@@ -364,7 +371,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_millis(200);
 
-    /// Counters whose minute is full for all keys but one, and for that one until it was asked `full_for` times.
+    /// Shared counters whose minute is full for every key except `free`, and for `free` until it was asked `full_for` times.
     struct Counters {
         free: String,
         full_for: usize,

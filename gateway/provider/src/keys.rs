@@ -17,7 +17,7 @@ use penstock_base::Secret;
 use penstock_base::error::Failure;
 use penstock_upstream::Asker;
 use penstock_upstream::breaker::{Admission, Rules};
-use penstock_upstream::debounce::{Debounce, Line, later};
+use penstock_upstream::debounce::{Line, Logs};
 use penstock_upstream::lane::{Change, Lane, Pass, Why};
 
 /// Rest of a key after a 429 without `Retry-After`.
@@ -26,8 +26,6 @@ const LIMITED: Duration = Duration::from_secs(10);
 const LIMITED_MAX: Duration = Duration::from_secs(600);
 /// Rest of a key after a 401, 402 or 403.
 const REFUSED: Duration = Duration::from_secs(300);
-/// Debounce of the log lines about one provider's keys: changes for everybody, changes for one client key.
-const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 /// Most uses (model and path) that one key keeps apart; beyond, idle ones and then the newest are forgotten.
 const USES_MAX: usize = 256;
 
@@ -39,11 +37,8 @@ pub struct Keys {
     all: Vec<Key>,
     next: AtomicUsize,
     file: Option<KeyFile>,
-    logs: Arc<Mutex<KeyLogs>>,
+    logs: Logs<Subject>,
 }
-
-/// Debounced logs of changes: for everybody, for one client key.
-type KeyLogs = [Debounce<Subject>; 2];
 
 /// Breaker of a key of the provider, as the log tells its changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +134,7 @@ impl Keys {
     pub fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
         let key = |secret: &Secret| Key { secret: ArcSwap::from_pointee(secret.clone()), lanes: Mutex::default() };
         let file = file.map(|path| KeyFile { path: path.to_owned(), looked: Mutex::new(Instant::now()) });
-        let logs = Arc::new(Mutex::new(LOG_APART.map(Debounce::new)));
-        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, logs }
+        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, logs: Logs::default() }
     }
 
     /// Reads the key file again if it is due. An unreadable or empty file changes nothing. Keys are replaced line by
@@ -210,8 +204,8 @@ impl Keys {
         Err(rest)
     }
 
-    /// Turn of the key `at` (an index, modulo the number of keys), whatever the rotation; `None`: it rests for this use,
-    /// or the provider has no keys.
+    /// Turn of the key `at` (an index, modulo the number of keys), independent of the rotation; `None`: the key rests
+    /// for this use, or the provider has no keys.
     pub(crate) fn awake_at(&self, at: usize, asker: Asker, uses: Use, now: Instant) -> Option<Turn<'_>> {
         let at = at.checked_rem(self.all.len())?;
         let lanes = self.all[at].lanes();
@@ -248,16 +242,12 @@ impl Keys {
         Err(rest)
     }
 
-    /// Logs that a key rests or is used again: at most once per second, or per ten where one client key is concerned, with one line for each
-    /// breaker that has changed.
+    /// Logs that a key rests or is used again: at most once a second, or once in ten seconds for changes that concern one
+    /// client key, with one line for each breaker that has changed.
     pub(crate) fn log(&self, provider: &str, subject: Subject, change: Option<Change>, now: Instant) {
         let Some(change) = change else { return };
         let asker = subject.asker.filter(|_| !change.everybody);
-        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = usize::from(asker.is_some());
-        tell_due(provider, &mut logs[1 - own], now);
-        logs[own].note(Subject { asker, ..subject }, change, now).iter().for_each(|line| write(provider, line));
-        log_later(provider, &self.logs, &mut logs);
+        self.logs.note(provider, Subject { asker, ..subject }, change, now, write);
     }
 
     /// Number of keys that rest for at least one use.
@@ -295,26 +285,6 @@ fn write(provider: &str, line: &Line<Subject>) {
     }
 }
 
-fn tell_due(provider: &str, log: &mut Debounce<Subject>, now: Instant) {
-    log.due(now).iter().for_each(|line| write(provider, line));
-}
-
-/// Logs what waits in the debounced logs when it is due, also if no key is used any more.
-fn log_later(provider: &str, keys: &Arc<Mutex<KeyLogs>>, logs: &mut KeyLogs) {
-    for at in 0..logs.len() {
-        let Some(due) = logs[at].due_at() else { continue };
-        let (provider, keys) = (provider.to_owned(), Arc::downgrade(keys));
-        let is_timed = later(due, move || {
-            let Some(keys) = keys.upgrade() else { return };
-            let mut logs = keys.lock().unwrap_or_else(PoisonError::into_inner);
-            logs[at].set_timed(false);
-            tell_due(&provider, &mut logs[at], due.max(Instant::now()));
-            log_later(&provider, &keys, &mut logs);
-        });
-        logs[at].set_timed(is_timed);
-    }
-}
-
 impl Turn<'_> {
     /// Secret text of the key, as it is put into the request.
     pub(crate) fn secret(&self) -> Arc<Secret> {
@@ -342,6 +312,11 @@ impl Turn<'_> {
     /// Index of the key in the provider's list.
     pub(crate) fn index(&self) -> usize {
         self.at
+    }
+
+    /// Returns true if the key has been paused since it was taken. A request that probes a paused key goes on.
+    pub(crate) fn is_paused(&self, now: Instant) -> bool {
+        self.trial.is_none() && self.keys.awake_at(self.at, self.asker, self.uses, now).is_none()
     }
 
     /// Breaker that an outcome of the turn may change, for the log.
@@ -393,6 +368,7 @@ impl Drop for Turn<'_> {
 mod tests {
     use super::*;
     use penstock_base::testing::logged;
+    use penstock_upstream::debounce::LOG_APART;
 
     fn subject(index: usize) -> Subject {
         Subject { index, uses: CHAT(), asker: Some(asker("t")) }

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use super::models::TargetState;
 use penstock_govern::prices::{ModelFacts, Price};
 use penstock_upstream::breaker::{Admission, Breaker, Rules, Ticket};
-use penstock_upstream::debounce::{Debounce, Line, later};
+use penstock_upstream::debounce::{Line, Logs};
 use penstock_upstream::lane::{Change, Lane, Pass, Why};
 use penstock_upstream::{Asker, Upstream};
 
@@ -61,16 +61,13 @@ struct Health {
     lanes: Vec<(Surface, Lane)>,
     /// TTFT of streams, and time to the first event of whole answers.
     latency: [Latency; 2],
-    /// Debounced logs of changes: for everybody, for one key.
-    logs: [Debounce<Subject>; 2],
+    /// Debounced logs of changes: a target that flaps fills no log.
+    logs: Logs<Subject>,
 }
 
 /// Subject of a log line about a target, one for each breaker: the surface (`None`: the active check), and the key's id
 /// (empty for everybody). Several surfaces have the same operation, which the line names.
 type Subject = (Option<Surface>, Arc<str>);
-
-/// Debounce of the log lines about a target: changes for everybody, changes for one key.
-const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 /// Client key and operation of a request, which breakers are kept for.
 #[derive(Clone, Copy, Debug)]
@@ -103,15 +100,11 @@ impl Health {
         }
     }
 
-    /// Logs a change, debounced: a target that flaps fills no log.
-    fn log(&mut self, target: &str, subject: Subject, change: Option<Change>, now: Instant) {
-        for log in &mut self.logs {
-            log.due(now).iter().for_each(|line| Self::write(target, line));
-        }
-        let Some(change) = change else { return };
-        let key = if change.everybody { "".into() } else { subject.1 };
-        let lines = self.logs[usize::from(!change.everybody)].note((subject.0, key), change, now);
-        lines.iter().for_each(|line| Self::write(target, line));
+    /// Logs a change, if there is one, and what has waited.
+    fn log(&self, target: &str, (surface, key): Subject, change: Option<Change>, now: Instant) {
+        let Some(change) = change else { return self.logs.due(target, now, Self::write) };
+        let key = if change.everybody { "".into() } else { key };
+        self.logs.note(target, (surface, key), change, now, Self::write);
     }
 
     fn write(target: &str, line: &Line<Subject>) {
@@ -160,8 +153,8 @@ pub(crate) struct Size {
 impl Target {
     pub(crate) fn new(id: &str, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
         let down = Breaker::new(Rules::DEFAULT);
-        let logs = LOG_APART.map(Debounce::new);
-        let health = Health { misses: 0, down, lanes: Vec::new(), latency: Default::default(), logs };
+        let (latency, logs) = Default::default();
+        let health = Health { misses: 0, down, lanes: Vec::new(), latency, logs };
         let state = Arc::new(State {
             in_flight: AtomicUsize::new(0),
             pending_tokens: AtomicU64::new(0),
@@ -187,12 +180,6 @@ impl Target {
 
     fn health(&self) -> MutexGuard<'_, Health> {
         self.state.health.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Logs a change, and sets a timer for what is to be logged later.
-    fn log(&self, health: &mut Health, subject: Subject, change: Option<Change>, now: Instant) {
-        health.log(&self.id, subject, change, now);
-        log_later(&self.id, &self.state, health);
     }
 
     /// Whether a request may go to the target. A target that reports itself unready is the last choice.
@@ -262,7 +249,7 @@ impl Target {
         }
         let level = health.down.kind(now);
         let change = (level != before).then_some(Change { everybody: true, level, why: Why::Checks });
-        self.log(&mut health, (None, "".into()), change, now);
+        health.log(&self.id, (None, "".into()), change, now);
     }
 
     /// Admits a request. `need`: whether it is streamed, and the prompt tokens to compute.
@@ -276,22 +263,6 @@ impl Target {
         let pass = health.lane_mut(who.surface).enter(who.asker, trial, now);
         drop(health);
         Permit { target: self.clone(), who, key: key.clone(), ticket: Some((down, pass)), began: now, stream, tokens }
-    }
-}
-
-/// Logs what waits in the debounced logs when it is due, also if nothing happens at the target any more.
-fn log_later(target: &Arc<str>, state: &Arc<State>, health: &mut Health) {
-    for at in 0..health.logs.len() {
-        let Some(due) = health.logs[at].due_at() else { continue };
-        let (target, state) = (target.clone(), Arc::downgrade(state));
-        let is_timed = later(due, move || {
-            let Some(state) = state.upgrade() else { return };
-            let mut health = state.health.lock().unwrap_or_else(PoisonError::into_inner);
-            health.logs[at].set_timed(false);
-            health.log(&target, (None, "".into()), None, due.max(Instant::now()));
-            log_later(&target, &state, &mut health);
-        });
-        health.logs[at].set_timed(is_timed);
     }
 }
 
@@ -333,7 +304,7 @@ impl Permit {
     }
 
     fn log(&self, health: &mut Health, change: Option<Change>, now: Instant) {
-        self.target.log(health, (Some(self.who.surface), self.key.clone()), change, now);
+        health.log(&self.target.id, (Some(self.who.surface), self.key.clone()), change, now);
     }
 
     /// Counts a refusal by a target that works. `cooling`: its Retry-After, and the reason.

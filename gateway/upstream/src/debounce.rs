@@ -1,11 +1,12 @@
 //! Debounced log of state changes: few lines in a storm, and in the end the last state of every subject.
 //!
-//! A change is told at once if nothing was told for the interval. Other changes wait. When the interval has ended, every
-//! subject whose state differs from the one last told is told; whatever came and went in between is only counted. So a
-//! breaker that was told to have opened is told to have closed, however soon it does. A pause ends by time, without a
-//! change: so a second pause in a row is told, too. Pure, time is an argument; only [`later`] waits, for subjects that
-//! nothing happens to any more.
+//! A change is logged at once if nothing was logged for one interval. Other changes wait. When the interval has ended, each
+//! subject whose state differs from the one last logged gets a line; changes in between are only counted. A breaker that
+//! was logged as open is therefore logged as closed, however soon it closes. A pause ends by time, without a change, so a
+//! second pause in a row gets a line as well. `Debounce` is pure, with time as an argument; only [`Logs`] waits, for
+//! subjects without further events.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -13,23 +14,23 @@ use tokio::time::sleep_until;
 
 use crate::lane::Change;
 
-/// Most lines that are told at once, and most subjects whose changes wait without their bad state having been told. Changes of further
-/// ones are only counted.
+/// Most lines that are logged at once, and most waiting subjects whose bad state was not logged. Changes of further
+/// subjects are only counted.
 const SUBJECTS_MAX: usize = 64;
-/// Most subjects whose bad states are remembered; beyond, the one told longest ago is forgotten, and its recovery may not be told. Eight
-/// lanes with the 128 keys that one keeps apart.
+/// Most subjects whose bad states are remembered: eight lanes with 128 keys each. Beyond that, the state logged longest ago
+/// is forgotten, and the recovery from it may not be logged.
 const BAD_MAX: usize = 1024;
 
 /// Debounced log of the states of several subjects, at one interval.
 #[derive(Debug)]
-pub struct Debounce<S> {
+struct Debounce<S> {
     apart: Duration,
     last: Option<Instant>,
     /// Subjects last told to be in a bad state, with that state.
     bad: Vec<(S, u8)>,
     /// Subjects with a change that is not told yet, oldest change first.
     waiting: Vec<Waiting<S>>,
-    uncounted: u64,
+    unlogged: u64,
     is_timed: bool,
 }
 
@@ -55,15 +56,15 @@ pub struct Line<S> {
 
 impl<S: Clone + PartialEq> Debounce<S> {
     /// A log that has told nothing yet; `apart`: its interval.
-    pub fn new(apart: Duration) -> Self {
-        Self { apart, last: None, bad: Vec::new(), waiting: Vec::new(), uncounted: 0, is_timed: false }
+    fn new(apart: Duration) -> Self {
+        Self { apart, last: None, bad: Vec::new(), waiting: Vec::new(), unlogged: 0, is_timed: false }
     }
 
     /// Takes a change in; returns the lines to be logged now.
-    pub fn note(&mut self, subject: S, change: Change, now: Instant) -> Vec<Line<S>> {
+    fn note(&mut self, subject: S, change: Change, now: Instant) -> Vec<Line<S>> {
         let at = self.waiting.iter().position(|other| other.subject == subject);
         let before = at.map(|at| self.waiting.remove(at).change);
-        self.uncounted += u64::from(before.is_some());
+        self.unlogged += u64::from(before.is_some());
         if self.is_quiet(now) {
             let mut lines = self.due(now);
             lines.push(self.line(subject, change));
@@ -76,13 +77,13 @@ impl<S: Clone + PartialEq> Debounce<S> {
                 let was_good = before.is_some_and(|before| before.level == 0);
                 self.waiting.push(Waiting { subject, change, was_good });
             }
-            false => self.uncounted += 1,
+            false => self.unlogged += 1,
         }
         Vec::new()
     }
 
     /// Lines of the changes that have waited for the end of the interval.
-    pub fn due(&mut self, now: Instant) -> Vec<Line<S>> {
+    fn due(&mut self, now: Instant) -> Vec<Line<S>> {
         if self.waiting.is_empty() || !self.is_quiet(now) {
             return Vec::new();
         }
@@ -92,9 +93,9 @@ impl<S: Clone + PartialEq> Debounce<S> {
             && let Some(Waiting { subject, change, was_good }) = waiting.next()
         {
             let told = self.bad.iter().find(|(other, _)| *other == subject).map_or(0, |(_, level)| *level);
-            // A bad state that is told already and did not end by a change has ended by time: this is another one.
+            // The bad state was logged, and no change ended it, so it ended by time: the present state is a new one.
             match told == change.level && (told == 0 || was_good) {
-                true => self.uncounted += 1,
+                true => self.unlogged += 1,
                 false => lines.push(self.line(subject, change)),
             }
         }
@@ -106,13 +107,13 @@ impl<S: Clone + PartialEq> Debounce<S> {
     }
 
     /// Instant at which [`Self::due`] has to be called; `None`: nothing waits, or a timer is set for it already.
-    pub fn due_at(&self) -> Option<Instant> {
+    fn due_at(&self) -> Option<Instant> {
         let at = self.last.map(|last| last + self.apart);
         at.filter(|_| !self.waiting.is_empty() && !self.is_timed)
     }
 
     /// Notes that a timer is set for [`Self::due_at`], or has run out.
-    pub fn set_timed(&mut self, is_timed: bool) {
+    fn set_timed(&mut self, is_timed: bool) {
         self.is_timed = is_timed;
     }
 
@@ -128,19 +129,58 @@ impl<S: Clone + PartialEq> Debounce<S> {
             }
             self.bad.push((subject.clone(), change.level));
         }
-        Line { subject, change, unlogged: std::mem::take(&mut self.uncounted) }
+        Line { subject, change, unlogged: std::mem::take(&mut self.unlogged) }
     }
 }
 
-/// Runs `tell` at this instant. Returns false, and runs nothing, outside of an async runtime.
-pub fn later(at: Instant, tell: impl FnOnce() + Send + 'static) -> bool {
-    let Ok(runtime) = Handle::try_current() else { return false };
-    // The task ends by itself within the interval of a log.
-    drop(runtime.spawn(async move {
-        sleep_until(at.into()).await;
-        tell();
-    }));
-    true
+/// Intervals between log lines about one thing: for changes that concern every client key, and for changes that concern one.
+pub const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// Debounced logs of the breakers of one thing, such as a target, apart for changes that concern every client key and for
+/// changes that concern one.
+#[derive(Debug)]
+pub struct Logs<S>(Arc<Mutex<[Debounce<S>; 2]>>);
+
+impl<S: Clone + PartialEq> Default for Logs<S> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(LOG_APART.map(Debounce::new))))
+    }
+}
+
+impl<S: Clone + PartialEq + Send + 'static> Logs<S> {
+    /// Logs a change, or notes it for later; `write` writes a line about the thing `id`.
+    pub fn note(&self, id: &str, subject: S, change: Change, now: Instant, write: fn(&str, &Line<S>)) {
+        let mut logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = usize::from(!change.everybody);
+        logs[1 - own].due(now).iter().for_each(|line| write(id, line));
+        logs[own].note(subject, change, now).iter().for_each(|line| write(id, line));
+        self.later(id, &mut logs, write);
+    }
+
+    /// Writes the lines that wait and are due.
+    pub fn due(&self, id: &str, now: Instant, write: fn(&str, &Line<S>)) {
+        let mut logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        logs.iter_mut().flat_map(|log| log.due(now)).for_each(|line| write(id, &line));
+        self.later(id, &mut logs, write);
+    }
+
+    /// Sets a timer for the lines that wait, so that each is written when it is due, even if nothing happens any more.
+    /// Without an async runtime there are no timers.
+    fn later(&self, id: &str, logs: &mut [Debounce<S>; 2], write: fn(&str, &Line<S>)) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        for (own, log) in logs.iter_mut().enumerate() {
+            let Some(due) = log.due_at() else { continue };
+            log.set_timed(true);
+            let (id, logs) = (id.to_owned(), Arc::downgrade(&self.0));
+            // The task ends by itself within the interval of a log.
+            drop(runtime.spawn(async move {
+                sleep_until(due.into()).await;
+                let Some(logs) = logs.upgrade().map(Self) else { return };
+                logs.0.lock().unwrap_or_else(PoisonError::into_inner)[own].set_timed(false);
+                logs.due(&id, due.max(Instant::now()), write);
+            }));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -168,7 +208,7 @@ mod tests {
         assert_eq!((log.due(at(9)), log.due_at()), (Vec::new(), Some(at(10))));
         assert_eq!(levels(&log.due(at(10))), [(1, 0, 0)]);
         assert_eq!(log.due_at(), None);
-        // What opens and closes in between is no news.
+        // An opening and a closing within one interval give no line.
         assert_eq!(log.note(1, change(3), at(11)), []);
         assert_eq!(log.note(1, change(0), at(12)), []);
         assert_eq!(log.due(at(20)), []);
@@ -183,7 +223,7 @@ mod tests {
         assert_eq!(levels(&log.note(2, change(3), at(10))), [(2, 3, 0)]);
         assert_eq!(log.note(1, change(3), at(11)), [], "it waits");
         assert_eq!(levels(&log.due(at(20))), [(1, 3, 0)], "the first has ended in between");
-        // One that has ended by a change and is back is none.
+        // A bad state that a change ended, and that is back within the interval, gives no line.
         assert_eq!(log.note(1, change(0), at(21)), []);
         assert_eq!(log.note(1, change(3), at(22)), []);
         assert_eq!(log.due(at(30)), []);

@@ -110,9 +110,9 @@ fn breakers_of_surfaces_with_the_same_operation_have_lines_of_their_own() {
     assert_eq!(told("about=\"chat\""), 3, "{log}");
 }
 
-/// A timer logs the recovery of a target that nobody asks any more.
+/// A timer logs the second breaker of a target that nobody asks any more.
 #[test]
-fn a_breaker_that_closes_soon_says_so_although_nothing_happens_any_more() {
+fn a_second_breaker_that_opens_soon_is_logged_although_nothing_happens_any_more() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let log = logged(|| {
         runtime.block_on(async {
