@@ -1,7 +1,7 @@
 //! Facts gathered along one request, for its line in the access log.
 //!
-//! The fields are those of the gateway's own requests, as far as the proxy's messages tell them. How a request ended has
-//! two more values: a proxy that closes a stream in the middle of an answer does not say who broke it off (`cut`), and
+//! The fields are those of the gateway's own requests, as far as the proxy's messages tell them. The field `end` has two
+//! values that the gateway's own requests do not have: a proxy that closes a stream in the middle of an answer does not say who broke it off (`cut`), and
 //! one that sends no bodies of answers does not show their end (`unseen`).
 
 use std::net::{IpAddr, SocketAddr};
@@ -11,6 +11,7 @@ use std::time::Instant;
 use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_proto::ErrorKind;
+use penstock_telemetry::access_log::{millis, told, tpot};
 use penstock_telemetry::{Attempt, Record};
 use penstock_types::FinishReason;
 
@@ -108,11 +109,7 @@ impl Trail {
         let since = |at: Instant| at.saturating_duration_since(self.began).as_secs_f64();
         let facts = self.read.facts;
         let tokens = facts.map_or(0, |facts| facts.completion_tokens);
-        let tpot = self
-            .first_token
-            .zip(self.last_token)
-            .filter(|(first, last)| tokens > 1 && last > first)
-            .map(|(first, last)| (last - first).as_secs_f64() / (tokens - 1) as f64);
+        let between = self.first_token.zip(self.last_token).map(|(first, last)| last.saturating_duration_since(first));
         let (ttft_ms, duration_ms) =
             (self.first_token.map(|at| millis(since(at))), millis(since(self.ended.unwrap_or_else(Instant::now))));
         let (error, detail) = self.failure.take().map_or((None, None), |(kind, detail)| (Some(kind), detail));
@@ -125,17 +122,12 @@ impl Trail {
             model: self.model.take().map(String::from),
             stream: self.stream,
             status: self.status,
-            // As for the gateway's own requests: a single attempt that answered is not logged.
-            attempts: if self.attempts.len() > 1 || error.is_some() {
-                std::mem::take(&mut self.attempts)
-            } else {
-                Vec::new()
-            },
+            attempts: told(std::mem::take(&mut self.attempts), error.is_some()),
             error: error.map(|kind| format!("{kind:?}")),
             detail: detail.map(String::from),
             finish: self.read.finish.map(FinishReason::name).into_iter().collect(),
             ttft_ms,
-            tpot_ms: tpot.map(millis),
+            tpot_ms: tpot(between, tokens).map(millis),
             prompt_tokens: facts.map(|facts| facts.prompt_tokens),
             cached_tokens: facts.map(|facts| facts.cached_tokens),
             completion_tokens: facts.map(|facts| facts.completion_tokens),
@@ -149,9 +141,4 @@ impl Trail {
             ..Record::default()
         }
     }
-}
-
-/// Milliseconds of a time in seconds, rounded to a microsecond.
-fn millis(seconds: f64) -> f64 {
-    (seconds * 1e6).round() / 1e3
 }

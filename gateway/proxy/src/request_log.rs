@@ -14,6 +14,7 @@ use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
 use penstock_http::Exchange;
 use penstock_relay::cost::cost;
+use penstock_telemetry::access_log::{millis, told, tpot};
 use penstock_telemetry::trace::{Attributes, Value};
 use penstock_telemetry::{Metric, Record, Trace};
 use penstock_upstream::{Course, Facts};
@@ -143,11 +144,7 @@ impl Trail {
         let seconds = self.started.elapsed().as_secs_f64();
         let ttft = self.first_token.map(|first| (first - self.started).as_secs_f64());
         let tokens = self.facts.map_or(0, |facts| facts.completion_tokens);
-        let tpot = self
-            .first_token
-            .zip(self.last_token)
-            .filter(|_| tokens > 1)
-            .map(|(first, last)| (last - first).as_secs_f64() / (tokens - 1) as f64);
+        let tpot = tpot(self.first_token.zip(self.last_token).map(|(first, last)| last - first), tokens);
         self.measure(gateway, carried.status, seconds, ttft, tpot);
         if self.finish.is_empty() {
             self.finish.extend(self.course.finish.map(FinishReason::name));
@@ -174,8 +171,7 @@ impl Trail {
             model: self.model,
             stream: self.stream,
             status: carried.status,
-            // A single attempt that answered is not logged.
-            attempts: if self.course.attempts.len() > 1 || error.is_some() { self.course.attempts } else { Vec::new() },
+            attempts: told(self.course.attempts, error.is_some()),
             error,
             detail,
             finish: self.finish,
@@ -280,9 +276,4 @@ impl Trail {
             }
         }
     }
-}
-
-/// Milliseconds of a time in seconds, rounded to a microsecond.
-fn millis(seconds: f64) -> f64 {
-    (seconds * 1e6).round() / 1e3
 }

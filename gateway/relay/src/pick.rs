@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use penstock_base::error::Failure;
 use penstock_proto::ErrorKind;
+use penstock_telemetry::access_log::millis;
 use penstock_telemetry::{Attempt, Metric};
 use penstock_types::{FaultClass, ProviderFault, Surface};
 use penstock_upstream::call::Call;
@@ -267,7 +268,7 @@ impl Pick {
     }
 
     /// Ends the pick, and takes out the targets that were asked, in the order of their outcome. A target without an
-    /// outcome so far was abandoned. Empty where the answer is not judged.
+    /// outcome so far was abandoned. The list is empty where the answer is not judged.
     pub fn attempts(&mut self, now: Instant) -> Vec<Attempt> {
         if self.is_judged && !self.is_noted {
             self.note("abandoned", 0, now);
@@ -279,7 +280,7 @@ impl Pick {
         self.is_noted = true;
         let target = self.permit.target.id.clone();
         self.core.count(Metric::Attempts, &[("target", &target), ("outcome", outcome)]);
-        let ms = now.saturating_duration_since(self.entered).as_micros() as f64 / 1e3;
+        let ms = millis(now.saturating_duration_since(self.entered).as_secs_f64());
         self.attempts.push(Attempt { target, outcome, status, ms, sent: true });
     }
 }

@@ -19,8 +19,8 @@ use super::prefix::{Prefix, Share};
 use super::target::Permit;
 use super::verdict::{Health, Reason, Verdict, judge, rank};
 use penstock_base::error::Failure;
-use penstock_telemetry::Attempt;
-use penstock_telemetry::Metric;
+use penstock_telemetry::access_log::millis;
+use penstock_telemetry::{Attempt, Metric};
 use penstock_upstream::call::Call;
 use penstock_upstream::lane::Why;
 use penstock_upstream::{Events, Facts, Open, Origin, Sent, Waited};
@@ -421,13 +421,13 @@ impl Runner {
         }
     }
 
-    /// Instant from which the silence of the upstream counts: the attempt's start, and what it has waited here.
+    /// Instant from which the upstream's silence counts: the start of the attempt plus its wait for the upstream's pace.
     fn asked_at(&self) -> Instant {
         self.began + self.waited.get()
     }
 
     fn note(&self, outcome: &'static str, status: u16, now: Instant) -> Attempt {
-        let ms = ((now - self.began).as_secs_f64() * 1e6).round() / 1e3;
+        let ms = millis((now - self.began).as_secs_f64());
         Attempt { target: self.permit.target.id.clone(), outcome, status, ms, sent: self.sent.get() }
     }
 }

@@ -26,6 +26,22 @@ const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Longest wait of a flush for a destination that cannot be written.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
+/// Milliseconds of a time in seconds, rounded to a microsecond.
+pub fn millis(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e3
+}
+
+/// Seconds per token after the first, of an answer of `tokens` tokens; `between`: time from the first to the last. `None`: the
+/// answer has one token at most, or its times are not known.
+pub fn tpot(between: Option<Duration>, tokens: u64) -> Option<f64> {
+    between.filter(|_| tokens > 1).map(|between| between.as_secs_f64() / (tokens - 1) as f64)
+}
+
+/// Attempts as a line has them: a single one that answered is left out.
+pub fn told(attempts: Vec<Attempt>, has_failed: bool) -> Vec<Attempt> {
+    if attempts.len() > 1 || has_failed { attempts } else { Vec::new() }
+}
+
 /// Fields of one access log line; absent values are left out of the JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Record<'a> {
@@ -317,6 +333,14 @@ impl Drop for Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_per_token_are_those_between_the_first_and_the_last() {
+        let second = Some(Duration::from_secs(1));
+        assert_eq!([tpot(second, 5), tpot(second, 1), tpot(second, 0), tpot(None, 5)], [Some(0.25), None, None, None]);
+        assert_eq!(tpot(Some(Duration::ZERO), 2), Some(0.0), "all at one instant");
+        assert_eq!(millis(0.001_234_567), 1.235);
+    }
 
     /// Test writer that keeps its input, counts the writes, and waits at a gate before each.
     #[derive(Clone, Default)]

@@ -125,7 +125,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// Name in the access log and in traces.
+    /// Name in the access log, in traces and for HTTP hooks.
     pub fn name(self) -> &'static str {
         match self {
             FinishReason::Stop => "stop",

@@ -208,12 +208,7 @@ impl Seen {
     fn said(&self, info: &RequestInfo) -> Value {
         let mut what = facts("answer", info);
         let calls: Vec<_> = self.calls.iter().map(|(name, text)| json!({ "name": name, "arguments": text })).collect();
-        let finish = self.finish.map(|reason| match reason {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::ToolCalls => "tool_calls",
-            FinishReason::ContentFilter => "content_filter",
-        });
+        let finish = self.finish.map(FinishReason::name);
         (what["text"], what["tool_calls"]) = (self.text.as_str().into(), calls.into());
         (what["finish"], what["prompt_tokens"]) = (finish.into(), self.usage.prompt_tokens.into());
         what["completion_tokens"] = self.usage.completion_tokens.into();
