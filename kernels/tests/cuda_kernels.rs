@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Builds the checks, with a planted bug if there is one, and runs them all, or those of the broken operation to the first that fails.
+/// Builds and runs the checks: all of them, or, with a planted bug, those of the broken operation up to the first that fails.
 fn run(planted: Option<(&str, &str)>) -> Output {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/host/build.sh");
     let mut build = Command::new(script);

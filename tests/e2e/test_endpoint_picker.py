@@ -504,7 +504,7 @@ def test_a_filter_that_cannot_be_picked_for_is_said_so(tmp_path, pair):
             line = line_of(gateway, refused.value.response.headers["x-request-id"])
             assert (line["reason"], line["error"], line["end"]) == ("mode", "Internal", "failed"), line
             assert "request_body_mode" in line["detail"], line
-        assert "its modes must be changed" in gateway.log()
+        assert "ext_proc filter must be changed" in gateway.log()
         headless = [picking(port, request_header_mode="SKIP")]
         with envoy(tmp_path / "e2", headless, [by_header(), picker(port)]) as silent:
             with pytest.raises(openai.InternalServerError) as refused:

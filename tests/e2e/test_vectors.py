@@ -50,7 +50,7 @@ def cosine(one: list[float], other: list[float]) -> float:
 
 def ids_of(gateway, text: str, special: bool = True) -> list[int]:
     body = {"model": "embedder", "prompt": text, "add_special_tokens": special}
-    return httpx.post(f"{gateway.url}/tokenize", json=body).raise_for_status().json()["tokens"]
+    return httpx.post(f"{gateway.url}/tokenize", json=body, timeout=60).raise_for_status().json()["tokens"]
 
 
 def test_vectors_have_length_1_and_the_order_of_their_texts(asked):
@@ -85,7 +85,7 @@ def test_token_ids_are_taken_as_they_are(embedder, asked):
 def test_special_tokens_of_a_conversation_are_added_where_they_are_asked_for(embedder):
     def ids(**more) -> list[int]:
         asked = {"model": "embedder", "messages": user("Hello")} | more
-        return httpx.post(f"{embedder.url}/tokenize", json=asked).raise_for_status().json()["tokens"]
+        return httpx.post(f"{embedder.url}/tokenize", json=asked, timeout=60).raise_for_status().json()["tokens"]
 
     plain = ids()
     assert plain and plain[-1] != embedding_files.END
@@ -124,9 +124,9 @@ def test_an_embedding_model_makes_no_text_in_any_api(embedder):
         "/api/chat": {"model": "embedder", "messages": user("Hello")},
     }
     for path, body in bodies.items():
-        answer = httpx.post(embedder.url + path, json=body)
+        answer = httpx.post(embedder.url + path, json=body, timeout=60)
         assert answer.status_code == 400 and "this model makes vectors, not text" in answer.text, (path, answer.text)
-    answer = httpx.post(f"{embedder.url}/v1/rerank", json={"model": "embedder", "query": "q", "documents": ["d"]})
+    answer = httpx.post(f"{embedder.url}/v1/rerank", json={"model": "embedder", "query": "q", "documents": ["d"]}, timeout=60)
     assert answer.status_code == 400 and "makes vectors, not scores" in answer.text
 
 
@@ -256,7 +256,7 @@ def test_a_score_is_what_the_model_thinks_of_yes_and_no(reranker, client, model)
 
 def client_tokens(client, model: str, text: str) -> list[int]:
     url = str(client.base_url).removesuffix("/v1/")
-    return httpx.post(f"{url}/tokenize", json={"model": model, "prompt": text}).raise_for_status().json()["tokens"]
+    return httpx.post(f"{url}/tokenize", json={"model": model, "prompt": text}, timeout=60).raise_for_status().json()["tokens"]
 
 
 def test_the_best_come_first(reranker):

@@ -111,9 +111,9 @@ impl SignedOut {
         now.saturating_duration_since(self.heard) < SIGN_OUT_KEPT
     }
 
-    /// Returns true if this ends the sign-in of `person`: the sign-in is no later, and person and session, where this names
-    /// them, are those of the sign-in. The provider's clock counts seconds: of a sign-out and a sign-in within one, the sign-in is
-    /// the later if it began when the sign-out was known here.
+    /// Returns true if the sign-out ends the sign-in of `person`: the sign-in is no later, and its person and session are those
+    /// that the sign-out names. The provider's clock counts whole seconds: within the same second, a sign-in counts as later if
+    /// it began after the sign-out arrived here.
     fn ends(&self, person: &Person) -> bool {
         self.provider == person.provider
             && person.issued <= self.at

@@ -71,7 +71,7 @@ impl BudgetExhausted {
         let message = match self {
             Self::All => "Too many large requests are in flight. Try again shortly.",
             Self::Share => {
-                "Requests of this key, or of this address, hold all the memory for request bodies that one may. Try again shortly."
+                "Requests of this key (without a key: of this client address) hold its whole share of the memory for request bodies. Try again shortly."
             }
         };
         Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))
@@ -86,7 +86,7 @@ impl Shares {
     /// Changes what one lease of the asker holds from `before` to `after` units.
     ///
     /// # Errors
-    /// More, while the asker would hold more than `most`; nothing is changed then.
+    /// [`BudgetExhausted::Share`] if the lease grows and the asker would hold more than `most`; nothing is changed then.
     fn change(&self, asker: Asker, before: usize, after: usize, most: usize) -> Result<(), BudgetExhausted> {
         let mut shares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match shares.entry(asker) {
@@ -132,7 +132,8 @@ impl BodyBudget {
         before.push(Arc::downgrade(&old));
     }
 
-    /// Creates a lease of no bytes on this budget, which the holder grows as data arrives; of nobody's share.
+    /// Creates a lease of no bytes on this budget, which the holder grows as data arrives; the lease counts towards no
+    /// asker's share.
     pub fn lease(&self) -> BodyLease {
         self.lease_of(Asker::default())
     }
@@ -170,7 +171,7 @@ impl Units {
         Self { shared, small, units_max, shared_max, sizes: (bytes_max, largest) }
     }
 
-    /// Most units of one asker: half of the budget, or one largest body, which fits as it does without shares.
+    /// Most units that the leases of one asker hold together: half of the budget, or one largest body where that is more.
     fn share_max(&self) -> usize {
         (self.units_max / 2).max(self.sizes.1.div_ceil(UNIT_BYTES).min(self.units_max))
     }
@@ -213,7 +214,7 @@ impl BodyLease {
         }
     }
 
-    /// Counts the lease as `after` units instead of more: never refused.
+    /// Lowers the lease's units in its asker's share from `before` to `after`, which is never refused.
     fn unshare(&self, before: usize, after: usize) {
         let granted = self.share(before, after);
         debug_assert_eq!(granted, Ok(()), "less than before");

@@ -21,7 +21,7 @@ pub(crate) struct Read {
     pub(crate) finish: Option<FinishReason>,
     /// True if the answer has said that it is complete.
     pub(crate) is_complete: bool,
-    /// Error that the answer itself tells under a good status, or that it ended too early.
+    /// Fault of an answer whose status is good: an error that the answer contains, or an end that came too early.
     pub(crate) failure: Option<Failure>,
 }
 
@@ -31,7 +31,7 @@ impl Read {
         Self { facts, finish: seen.finish, is_complete: seen.complete, failure: None }
     }
 
-    /// Adds a fault of the answer. A fault of reading is none: an answer that this reader cannot read may well be right.
+    /// Adds a fault of the answer. A garbled answer is no failure: the answer may be right and this reader wrong.
     fn with(mut self, fault: ProviderFault) -> Self {
         self.is_complete = false;
         self.failure = (fault.class != FaultClass::Garbled).then(|| Failure::provider(fault));

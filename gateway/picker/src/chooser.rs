@@ -92,8 +92,8 @@ pub trait Picked: Send {
     /// Cost in dollars of an answer with these token counts; `None`: its price is not known.
     fn cost(&self, facts: Facts) -> Option<f64>;
 
-    /// Takes out the targets that were asked, in the order of their outcome: the last call. A target without an outcome
-    /// so far was abandoned.
+    /// Takes out the targets that were asked, in the order of their outcome. A target without an outcome so far was
+    /// abandoned. No other method is called afterwards.
     fn attempts(&mut self, now: Instant) -> Vec<Attempt>;
 }
 

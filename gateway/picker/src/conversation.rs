@@ -115,8 +115,9 @@ impl<C: Chooser> Conversation<C> {
         self.awaits_body
     }
 
-    /// Charges the body to the memory for bodies, with `held` further bytes of it that are not in a message yet. Any other
-    /// message is charged to the memory for answers until it has been replied to.
+    /// Charges the request's body to the memory for bodies: the parts received so far, and `held` bytes of a message that is
+    /// not complete yet. A message without a part of the body is charged to the memory for answers until the picker has
+    /// replied to it.
     ///
     /// # Errors
     /// The refusal of a body that is too large, or finds no memory.
@@ -124,7 +125,7 @@ impl<C: Chooser> Conversation<C> {
         if !self.awaits_body {
             let lease = self.message_lease.get_or_insert_with(|| self.chooser.answer_lease());
             return lease.cover(held).map_err(|_| {
-                let message = "Too many answers are being read. Try again shortly.";
+                let message = "The gateway has no memory left for messages of this size. Try again shortly.";
                 let failure = Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1));
                 self.refuse(&failure, "memory", Duration::ZERO)
             });
@@ -167,7 +168,7 @@ impl<C: Chooser> Conversation<C> {
         self.trail.iter_mut().for_each(|trail| trail.has_left = true);
     }
 
-    /// Notes that the stream ends because of the proxy, which has broken the protocol in this way.
+    /// Notes that the stream ends because the proxy has broken the protocol; `detail` says how.
     pub fn broken(&mut self, kind: ErrorKind, detail: &'static str) {
         if self.trail.as_ref().is_some_and(Trail::is_decided) {
             return;
@@ -240,7 +241,7 @@ impl<C: Chooser> Conversation<C> {
         }
     }
 
-    /// Refuses a request of a proxy that is not configured as the choice of an endpoint needs it.
+    /// Refuses a request of a proxy whose processing modes do not allow the choice of an endpoint.
     fn bad_mode(&mut self, what: &'static str) -> Replies {
         static SELDOM: Seldom = Seldom::new();
         if let Some(left_out) = SELDOM.due() {
@@ -249,7 +250,7 @@ impl<C: Chooser> Conversation<C> {
                 ?mode,
                 left_out,
                 what,
-                "no endpoint can be picked for the requests of a proxy: its modes must be changed"
+                "the endpoint picker refuses the requests of a proxy: the processing modes of its ext_proc filter must be changed"
             );
         }
         self.refuse(&Failure::internal(what), "mode", Duration::ZERO)
@@ -504,7 +505,7 @@ impl Head {
     }
 }
 
-/// Address of the client: the last that the proxy names, which it has seen itself.
+/// Address of the client: the last of `x-forwarded-for`, which the proxy itself has added.
 fn client(headers: &HeaderMap) -> Option<IpAddr> {
     let last = headers.get_all("x-forwarded-for").iter().next_back()?.to_str().ok()?;
     last.rsplit(',').next()?.trim().parse().ok()

@@ -351,8 +351,9 @@ impl ProcessingRequest {
     /// Fields with a part of a body: `request_body`, `response_body`.
     const BODIES: [u32; 2] = [4, 5];
 
-    /// Bytes of an encoded message besides parts of bodies: those become many small values when they are decoded, which
-    /// take up to fifty times their length. What cannot be read is counted as far as decoding would get.
+    /// Bytes of an encoded message without the parts of bodies. All other fields become many small values when they are
+    /// decoded, and take up to fifty times their length. Of a message that cannot be read, the bytes up to the fault are
+    /// counted.
     pub fn bytes_besides_bodies(mut message: &[u8]) -> usize {
         let mut besides = 0;
         while !message.is_empty() {

@@ -62,7 +62,7 @@ const WATCH_EACH: Duration = Duration::from_secs(1);
 const READY_MAX: Duration = Duration::from_secs(5);
 const READY_LOOK: Duration = Duration::from_millis(20);
 /// Longest wait for the threads at the end: streams that are cut leave their lines in the access log meanwhile.
-const END_MAX: Duration = Duration::from_secs(2);
+const END_MAX: Duration = Duration::from_secs(10);
 
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -160,7 +160,7 @@ async fn accept<C: Chooser>(chooser: Arc<C>, listener: TcpListener, tls: Option<
             biased;
             _ = stopped.wait_for(Option::is_some) => break,
             ended = connections.join_next(), if !connections.is_empty() => {
-                ended.into_iter().for_each(|ended| looked_at(&*chooser, ended));
+                ended.into_iter().for_each(|ended| note_panic(&*chooser, ended));
                 continue;
             }
             accepted = listener.accept() => accepted,
@@ -227,7 +227,7 @@ async fn connection<C: Chooser, T: AsyncRead + AsyncWrite + Unpin>(chooser: Arc<
             }
             () = &mut gone => return,
             ended = streams.join_next(), if !streams.is_empty() => {
-                ended.into_iter().for_each(|ended| looked_at(&*chooser, ended));
+                ended.into_iter().for_each(|ended| note_panic(&*chooser, ended));
             }
             accepted = connection.accept() => match accepted {
                 Some(Ok((request, respond))) => drop(streams.spawn(stream(chooser.clone(), request, respond))),
@@ -237,7 +237,7 @@ async fn connection<C: Chooser, T: AsyncRead + AsyncWrite + Unpin>(chooser: Arc<
                     let is_of_peer = error.is_io() || error.is_remote();
                     if let Some(left_out) = (!is_of_peer).then(|| SELDOM.due()).flatten() {
                         let open = streams.len();
-                        tracing::warn!(%error, open, left_out, "a connection of the proxy to the endpoint picker was ended");
+                        tracing::warn!(%error, open, left_out, "the endpoint picker ended a connection: the proxy broke HTTP/2");
                     }
                     return;
                 }
@@ -248,7 +248,7 @@ async fn connection<C: Chooser, T: AsyncRead + AsyncWrite + Unpin>(chooser: Arc<
 }
 
 /// Counts a task that has panicked: one request, as a rule, which the proxy answers with an error.
-fn looked_at<C: Chooser>(chooser: &C, ended: Result<(), JoinError>) {
+fn note_panic<C: Chooser>(chooser: &C, ended: Result<(), JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
@@ -357,7 +357,7 @@ async fn process<C: Chooser>(chooser: Arc<C>, body: &mut RecvStream, send: &mut 
             static SELDOM: Seldom = Seldom::new();
             if let Some(left_out) = SELDOM.due() {
                 let reason = fault.message();
-                tracing::warn!(reason, left_out, "a stream of the proxy to the endpoint picker was ended");
+                tracing::warn!(reason, left_out, "the endpoint picker ended a stream: the proxy broke the protocol");
             }
             talk.broken(fault.kind(), fault.message());
         }

@@ -34,8 +34,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Least and longest time between two questions to shared counters whose minute is full.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 
-/// Longest wait of a request for its turn at `now`: the provider's, less where the answer is due before. Half of the time
-/// to the first token is left to the provider: a request that used all of it up in the line would be cut off unanswered.
+/// Longest wait of a request for its turn, from `now`: `wait`, or less where the first token or the whole answer is due
+/// sooner. Half of the time to the first token is left to the provider: a request that used up all of it in the queue would
+/// be cut off unanswered.
 pub fn patience(wait: Duration, first_by: Option<Instant>, deadline: Option<Instant>, now: Instant) -> Duration {
     let left = |by: Instant| by.saturating_duration_since(now);
     let first = first_by.map(|by| left(by) / 2);
@@ -311,8 +312,8 @@ impl Pace {
         }
     }
 
-    /// Removes a waiter that gave up. Its turn passes on to the next of its client key, and so on: otherwise a key whose
-    /// requests give up would lose its turns to keys whose requests can wait longer.
+    /// Removes a waiter that gave up. Each later request of the same client key moves up by one turn; otherwise a client key
+    /// whose requests give up would lose its turns to keys whose requests can wait longer.
     pub fn leave(&mut self, id: u64) {
         let Some(at) = self.line.iter().position(|waiter| waiter.id == id) else { return };
         let gone = self.line.remove(at);

@@ -126,7 +126,7 @@ impl Hold {
 fn exhausted(why: BudgetExhausted) -> Failure {
     let what = match why {
         BudgetExhausted::All => "The memory for answers is used up",
-        BudgetExhausted::Share => "Answers of this key hold half of the memory for answers",
+        BudgetExhausted::Share => "Answers of this key hold its whole share of the memory for answers",
     };
     let message = format!("{what}: too many large ones are in progress. Try again shortly.");
     Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))

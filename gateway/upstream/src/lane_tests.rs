@@ -57,7 +57,7 @@ fn a_pause_that_ends_by_time_is_a_change_at_the_next_answer_and_the_next_pause_i
     assert_eq!(answer(&mut lane, 2, at(20)), None, "it was told nothing");
     assert_eq!(answer(&mut lane, 1, at(20)), change(false, 0));
     assert_eq!(answer(&mut lane, 1, at(20)), None, "said once");
-    // The second key's is everybody's.
+    // A pause that a second key meets is a pause for everybody.
     assert_eq!((cool(&mut lane, 1, at(30)), cool(&mut lane, 2, at(30))), (change(false, 3), change(true, 3)));
     assert_eq!((answer(&mut lane, 3, at(40)), answer(&mut lane, 3, at(40))), (change(true, 0), None));
     assert_eq!((answer(&mut lane, 1, at(40)), answer(&mut lane, 2, at(40))), (change(false, 0), None));

@@ -79,7 +79,8 @@ pub struct Origin {
     pub session: Option<Box<str>>,
     /// Instant by which the whole answer must have ended; `None`: no limit.
     pub deadline: Option<Instant>,
-    /// Instant by which the first token must have come, if the request does not wait; `None`: no limit of the model's.
+    /// Instant by which the first token must have come, without the wait for the upstream's pace; `None`: the model sets no
+    /// limit.
     pub first_by: Option<Instant>,
     /// Trace that the answer's spans belong to; `None`: no trace is kept for the request.
     pub trace: Option<Arc<Trace>>,

@@ -18,7 +18,8 @@ mkdir -p "$(dirname "$name")"
 exec 9>"$name.lock"
 flock 9
 if [ ! -e "$name" ]; then
-  # Programs with a planted bug end at the first check that finds it: they are built without optimization, which takes longer than they do.
+  # Programs with a planted bug are built without optimization: they end at the first check that fails, so optimizing would take longer
+  # than it saves.
   level=-O2
   if [ -n "$flags" ]; then level=-O0; fi
   # Without contraction of products and sums, so that every machine computes the same bits. A fortified longjmp, which some toolchains

@@ -1,6 +1,6 @@
 // Every kernel on the host model against float64: ragged sizes, outputs poisoned with NaN, permuted pages with NaN in unused slots.
 //
-//   check [START]    START: only the group of checks that START names, to the first of them that fails; a name of GROUPS or a longer one
+//   check [START]    START: runs only the group of GROUPS whose name START begins with, up to the first of the checks so named that fails
 //
 // Prints a line per check and ends with 1 if one fails. Compiled with -DPLANT_…, a kernel has a bug, and the program must fail.
 // Tolerances are of ||out - want|| / ||want||: 3e-3 for bf16 results of f32 sums (half a unit of 8 bits is 2e-3), 1e-5 for f32 results.

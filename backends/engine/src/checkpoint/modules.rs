@@ -47,7 +47,9 @@ pub(super) fn read(folder: &Folder, config: &mut ModelConfig) -> Result<(), Chec
         match kind(module) {
             "Pooling" if is_plain(path) => config.pools_all = pools_all(folder, path)?,
             kind @ ("Normalize" | "Dense") if at < pooling => {
-                let reason = format!("the module {kind} stands before Pooling, and is served behind it alone");
+                let reason = format!(
+                    "the module {kind} stands before Pooling; a {kind} module is supported only behind Pooling"
+                );
                 return Err(CheckpointError::file(&shown, reason));
             }
             "Normalize" => chain.push(ChainStep::Normalize),

@@ -36,14 +36,14 @@ pub enum Imported {
     Refused,
 }
 
-/// Way of whole blocks between the pages of a device and memory in wire order.
+/// Mover of whole blocks between the pages of a device and memory in wire order.
 pub(super) struct BlockMover {
     offload: Option<Box<dyn Offload>>,
     /// Bytes of one page of one layer in wire order.
     page_bytes: usize,
     /// Bytes of one block in wire order; 0: blocks cannot be moved.
     pub(super) block_bytes: usize,
-    /// False: blocks are of no use to another sequence, and none are kept.
+    /// True if blocks are kept for other sequences.
     keeps_blocks: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Requests that come in: taken, refused, continued, cancelled; prompts that are computed for other engines; first tokens that those drew.
+//! Requests that come in: taken, refused, continued, cancelled; prompts that are computed for other engines; first tokens that
+//! other engines drew.
 
 use super::Engine;
 use crate::draw::unfit;

@@ -18,7 +18,7 @@ const PROBE: u32 = 1;
 /// Buffers of a pass, kept from step to step, and the sampler.
 #[derive(Default)]
 pub(super) struct Pass {
-    /// Masks are made by a thread beside the model, and not before it.
+    /// True if a thread makes the masks while the model runs, instead of before the model runs.
     masks_beside: bool,
     sampler: Sampler,
     inputs: Inputs,

@@ -171,10 +171,11 @@ impl Shared {
     /// Logs leases of places in use that have lapsed because the store could not be told in time, once each.
     pub(super) fn tell_lapsed(&self) {
         let now = clock::unix_seconds();
+        // Most rounds find none, and clone no key.
         let is_news = |key: &Key, cell: &Cell| key.1.seconds == 0 && cell.lapses <= now && cell.is_loss();
         let has_lapsed = |(key, cell): (&Key, &Cell)| is_news(key, cell).then(|| key.clone());
         let lapsed: Vec<Key> = self.state().cells.iter().filter_map(has_lapsed).collect();
-        self.lost_leases(&lapsed, "it was not renewed in time");
+        self.lost_leases(&lapsed, "not renewed in time");
     }
 
     /// Logs the leases that are lost although requests use them, once each.
@@ -187,12 +188,20 @@ impl Shared {
             lost.push((&key.0, cell.held));
         }
         drop(state);
-        for (counter, in_use) in lost.iter().take(LINES_MAX) {
-            tracing::warn!(counter, in_use, why, "a lease of a limit is lost: other gateways may use its places");
-        }
-        if let more @ 1.. = lost.len().saturating_sub(LINES_MAX) {
-            tracing::warn!(leases = more, why, "further leases of limits are lost, beside those named above");
-        }
+        tell(
+            &lost,
+            |(counter, in_use)| {
+                tracing::warn!(
+                    counter,
+                    in_use,
+                    why,
+                    "a lease of places in flight is lost: other gateways may use the same places"
+                );
+            },
+            |leases| {
+                tracing::warn!(leases, why, "further leases of places in flight are lost, beside those named above")
+            },
+        );
     }
 
     /// Logs the leases that were lost and that the store has again.
@@ -206,12 +215,16 @@ impl Shared {
             again.push((&one.counter, cell.held));
         }
         drop(state);
-        for (counter, in_use) in again.iter().take(LINES_MAX) {
-            tracing::info!(counter, in_use, "a lease of a limit is held again");
-        }
-        if let more @ 1.. = again.len().saturating_sub(LINES_MAX) {
-            tracing::info!(leases = more, "further leases of limits are held again, beside those named above");
-        }
+        tell(
+            &again,
+            |(counter, in_use)| tracing::info!(counter, in_use, "a lost lease of places in flight is held again"),
+            |leases| {
+                tracing::info!(
+                    leases,
+                    "further lost leases of places in flight are held again, beside those named above"
+                );
+            },
+        );
     }
 
     pub(super) async fn report_once(&self, at: Instant) {
@@ -231,7 +244,7 @@ impl Shared {
         }
         let renewals = self.renewals(at, now);
         let (dropped, answer) = self.renew(&renewals, now).await;
-        self.lost_leases(&dropped, "the shared counters do not have it any more");
+        self.lost_leases(&dropped, "dropped by the shared counters");
         // The leases are reported as they are.
         self.state().unheard.extend(dropped);
         if let Err(why) = answer {
@@ -289,15 +302,21 @@ impl Shared {
             }
             cell.held > 0 || cell.leased > 0 || !(idle || ended)
         });
-        for counter in unused.iter().take(LINES_MAX) {
-            tracing::info!(counter, "a lost lease of a limit is not needed any more");
-        }
-        if let more @ 1.. = unused.len().saturating_sub(LINES_MAX) {
-            tracing::info!(
-                leases = more,
-                "further lost leases of limits are not needed any more, beside those named above"
-            );
-        }
+        tell(
+            &unused,
+            |counter| {
+                tracing::info!(
+                    counter,
+                    "a lost lease of places in flight is not needed any more: its requests have ended"
+                );
+            },
+            |leases| {
+                tracing::info!(
+                    leases,
+                    "further lost leases of places in flight are not needed any more: their requests have ended"
+                );
+            },
+        );
         out
     }
 
@@ -332,4 +351,12 @@ impl Shared {
 /// Result of a call to the store, with [`StoreError::Busy`] at the deadline.
 async fn in_time<T>(told: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     timeout(REPORT_MAX, told).await.unwrap_or(Err(StoreError::Busy))
+}
+
+/// Logs each of the first [`LINES_MAX`] by `one`, and the number of the others by `more`.
+fn tell<T>(all: &[T], one: impl FnMut(&T), more: impl FnOnce(usize)) {
+    all.iter().take(LINES_MAX).for_each(one);
+    if let others @ 1.. = all.len().saturating_sub(LINES_MAX) {
+        more(others);
+    }
 }

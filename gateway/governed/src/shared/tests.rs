@@ -91,7 +91,7 @@ fn logged_with_a_place(run: impl AsyncFnOnce(&Store, &Shared)) -> String {
 
 #[track_caller]
 fn check_lease_lines(log: &str) {
-    let lines: Vec<_> = log.lines().filter(|line| line.contains("a lease of a limit")).collect();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("lease of places in flight")).collect();
     assert_eq!(lines.len(), 2, "{log}");
     for (line, parts) in lines.iter().zip([["WARN", "is lost"], ["INFO", "is held again"]]) {
         for part in parts.iter().chain(&["counter=\"l/k/in_flight\"", "in_use=1"]) {
@@ -193,9 +193,9 @@ fn of_many_leases_the_log_names_sixteen_and_counts_the_others() {
     });
     let lines = |part: &str| log.lines().filter(|line| line.contains(part)).count();
     for (named, more, times) in [
-        ("a lease of a limit is lost", "further leases of limits are lost", 2),
-        ("a lease of a limit is held again", "further leases of limits are held again", 1),
-        ("a lost lease of a limit is not needed", "further lost leases of limits are not needed", 1),
+        ("a lease of places in flight is lost", "further leases of places in flight are lost", 2),
+        ("a lost lease of places in flight is held again", "further lost leases of places in flight are held again", 1),
+        ("a lost lease of places in flight is not needed", "further lost leases of places in flight are not needed", 1),
     ] {
         assert_eq!((lines(named), lines(more)), (16 * times, times), "{named}: {log}");
     }

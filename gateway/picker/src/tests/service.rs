@@ -136,7 +136,7 @@ async fn a_proxy_that_leaves_in_whatever_way_leaves_lines() {
     let service = Service::of(double());
     let proxy = Proxy::of(&service).await;
     let whole = || messages([request(), body()]);
-    // It ends its half, or resets the stream.
+    // The proxy ends its half of the stream, or resets the stream.
     let (answer, _) = proxy.ask(whole(), true).await;
     assert_eq!(status(answer).await, 0);
     assert_eq!(service.lines(1).await[0]["end"], "client_gone");
@@ -145,7 +145,7 @@ async fn a_proxy_that_leaves_in_whatever_way_leaves_lines() {
     stream.send_reset(Reason::CANCEL);
     let lines = service.lines(1).await;
     assert_eq!((&lines[0]["end"], &lines[0]["reason"]), (&json!("client_gone"), &json!("cached")));
-    // It is gone with its connection, and with many requests in all states.
+    // The proxy's connection breaks, with many requests in all states.
     let (mut open, mut silent) = (Vec::new(), Vec::new());
     for n in 0..60 {
         let bytes = if n % 3 == 0 { messages([request()]) } else { whole() };

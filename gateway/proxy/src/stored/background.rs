@@ -68,9 +68,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// Error of a response whose request this version cannot read.
 const UNREADABLE: &str = "This gateway's version cannot read the stored request. Send it again.";
-/// Error of a response whose request needs more memory than there ever is.
-const TOO_LARGE: &str = "This request needs more memory in the background than the gateway can give to one \
-    (server.body_memory_bytes_max). Send it without background.";
+/// Error of a response that needs more memory than the whole budget has for one.
+const TOO_LARGE: &str = "The request and its response need more memory than the gateway has for one background response \
+    (server.body_memory_bytes_max). Send the request without `background`.";
 
 /// Response that has a place and is being answered.
 struct Active {
@@ -349,8 +349,8 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     Ok(Left::Ended)
 }
 
-/// Lease for the texts of a response, of so many bytes: of its key's share, or of nobody's where they are larger than a
-/// share, which would be waited for in vain.
+/// Lease for the texts of a response, `bytes` in all. The lease counts towards the key's share, or towards none where the
+/// texts exceed a share, since they would wait for ever.
 fn text_lease(gateway: &Gateway, tenant: &Tenant, bytes: usize) -> BodyLease {
     if bytes > gateway.bodies.share_bytes_max() {
         return gateway.bodies.lease();

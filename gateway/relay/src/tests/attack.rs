@@ -104,7 +104,8 @@ struct Weather {
 }
 
 impl Weather {
-    /// Pace of the first provider. The wait for it is longer than the time to the first token: the sooner one counts.
+    /// Pace of the first provider. Its longest wait exceeds the time to the first token, so the time to the first token
+    /// bounds the wait.
     fn pace(&self) -> Option<PacingConfig> {
         let requests_per_minute = self.requests_per_minute;
         let wait = Duration::from_secs(5);

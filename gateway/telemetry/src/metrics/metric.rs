@@ -73,7 +73,7 @@ pub enum Metric {
     WebhookMessages,
     /// Requests to the endpoint picker, by outcome and reason.
     Picks,
-    /// Requests to the endpoint picker that have ended, by end.
+    /// Requests to the endpoint picker that have ended, by model and end.
     PickEnds,
     /// Seconds from the last byte of a request to the picker's reply, by outcome.
     PickSeconds,
@@ -219,7 +219,7 @@ impl Metric {
             Metric::PickEnds => (
                 "penstock_pick_ends_total",
                 Kind::Counter,
-                "Requests to the endpoint picker that have ended, by end: complete, failed, client_gone, cut, unseen.",
+                "Requests to the endpoint picker that have ended, by model and end (complete, failed, client_gone, cut, unseen).",
             ),
             Metric::PickSeconds => (
                 "penstock_pick_seconds",

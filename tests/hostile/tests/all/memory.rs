@@ -45,7 +45,8 @@ async fn asked(server: &Server, local: [u8; 4], path: &str, fields: &str, bytes:
     client.answer().await
 }
 
-/// Checks that whoever holds its half is refused in its dialect, and that others are served, with a largest body too.
+/// Checks that a client that holds its share is refused in the dialect of its request, and that others are served, with a largest
+/// body too.
 async fn check(config: &str, (greedy, its): ([u8; 4], &str), (other, fields): ([u8; 4], &str)) {
     let server = Server::start(&format!("{LIMITS}{config}")).await;
     let mut holders = Vec::new();
@@ -58,7 +59,7 @@ async fn check(config: &str, (greedy, its): ([u8; 4], &str), (other, fields): ([
         for bytes in [300, 100_000, MIB] {
             let reply = asked(&server, greedy, path, its, bytes).await;
             assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")), "{path} {bytes}: {}", reply.text);
-            assert!(reply.text.contains(says) && reply.text.contains("that one may"), "{path}: {}", reply.text);
+            assert!(reply.text.contains(says) && reply.text.contains("whole share"), "{path}: {}", reply.text);
             assert_eq!(asked(&server, other, path, fields, bytes).await.status, 200, "{path} {bytes}");
         }
     }
