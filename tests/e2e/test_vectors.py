@@ -126,7 +126,9 @@ def test_an_embedding_model_makes_no_text_in_any_api(embedder):
     for path, body in bodies.items():
         answer = httpx.post(embedder.url + path, json=body, timeout=60)
         assert answer.status_code == 400 and "this model makes vectors, not text" in answer.text, (path, answer.text)
-    answer = httpx.post(f"{embedder.url}/v1/rerank", json={"model": "embedder", "query": "q", "documents": ["d"]}, timeout=60)
+    answer = httpx.post(
+        f"{embedder.url}/v1/rerank", json={"model": "embedder", "query": "q", "documents": ["d"]}, timeout=60
+    )
     assert answer.status_code == 400 and "makes vectors, not scores" in answer.text
 
 
@@ -256,7 +258,11 @@ def test_a_score_is_what_the_model_thinks_of_yes_and_no(reranker, client, model)
 
 def client_tokens(client, model: str, text: str) -> list[int]:
     url = str(client.base_url).removesuffix("/v1/")
-    return httpx.post(f"{url}/tokenize", json={"model": model, "prompt": text}, timeout=60).raise_for_status().json()["tokens"]
+    return (
+        httpx.post(f"{url}/tokenize", json={"model": model, "prompt": text}, timeout=60)
+        .raise_for_status()
+        .json()["tokens"]
+    )
 
 
 def test_the_best_come_first(reranker):
