@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The engine beside llama.cpp, OpenVINO and vLLM on the CPU, in the shape of Qwen3-0.6B with random bf16 weights, in one run; and
-# beside what people run where they can: weights of 8 and 4 bits in penstock and llama.cpp (the same files), of 8 in penstock and OpenVINO.
+# beside what people run where they can: weights of 8 and 4 bits in penstock and llama.cpp (the same files), and rounded by each in penstock and OpenVINO.
 #
 #   bench/engine.sh [setup|run]      setup installs the peers into $WORK (about 8 GB, half an hour), run measures; default: both
-#   THREADS="1 2"  ENGINES="penstock penstock-int8 penstock-q8_0 penstock-q4_0 llama llama-q8_0 llama-q4_0 openvino openvino-int8 vllm"  WORK=.work  LOCK=file
+#   THREADS="1 2"  ENGINES="penstock penstock-int8 penstock-int4 penstock-q8_0 penstock-q4_0 llama llama-q8_0 llama-q4_0 openvino openvino-int8 openvino-int4 vllm"  WORK=.work  LOCK=file
 #
 # Prints the table of docs/benchmarks.md: prefill and decode in tokens per second, each with its share of the machine's limit,
 # which is measured in the same run.
@@ -11,7 +11,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/common.sh"
 threads=${THREADS:-"1 2"}
-engines=${ENGINES:-"penstock penstock-int8 penstock-q8_0 penstock-q4_0 llama llama-q8_0 llama-q4_0 openvino openvino-int8 vllm"}
+engines=${ENGINES:-"penstock penstock-int8 penstock-int4 penstock-q8_0 penstock-q4_0 llama llama-q8_0 llama-q4_0 openvino openvino-int8 openvino-int4 vllm"}
 results=$out/engine.jsonl
 
 setup() {
@@ -57,12 +57,14 @@ run() {
     for engine in $engines; do
       case $engine in
         penstock) timed "${pinned[@]}" "$bench" "$work/qwen3/hf" --threads "$count" ;;
-        penstock-int8) timed "${pinned[@]}" "$bench" "$work/qwen3/hf" --threads "$count" --quantize int8 --name "penstock int8" ;;
+        penstock-int8 | penstock-int4)
+          timed "${pinned[@]}" "$bench" "$work/qwen3/hf" --threads "$count" --quantize "${engine#penstock-}" --name "penstock ${engine#penstock-}" ;;
         penstock-*) timed "${pinned[@]}" "$bench" "$work/qwen3/${engine#penstock-}.gguf" --threads "$count" --name "penstock ${engine#penstock-}" ;;
         llama) timed "${pinned[@]}" "$work/llama/bin/python" "$here/peers/bench_llama.py" "$work/qwen3/bf16.gguf" --threads "$count" ;;
         llama-*) timed "${pinned[@]}" "$work/llama/bin/python" "$here/peers/bench_llama.py" "$work/qwen3/${engine#llama-}.gguf" --threads "$count" --name "llama.cpp ${engine#llama-}" ;;
         openvino) timed "${pinned[@]}" "$work/openvino/bin/python" "$here/peers/bench_openvino.py" "$work/qwen3/openvino" --threads "$count" ;;
-        openvino-int8) timed "${pinned[@]}" "$work/openvino/bin/python" "$here/peers/bench_openvino.py" "$work/qwen3/openvino" --threads "$count" --weights int8 ;;
+        openvino-int8 | openvino-int4)
+          timed "${pinned[@]}" "$work/openvino/bin/python" "$here/peers/bench_openvino.py" "$work/qwen3/openvino" --threads "$count" --weights "${engine#openvino-}" ;;
         vllm) timed "${pinned[@]}" "$work/vllm/bin/python" "$here/peers/vllm_cpu.py" "$work/qwen3/hf" --threads "$count" ;;
         *) die "unknown engine $engine" ;;
       esac

@@ -1,4 +1,4 @@
-"""Restarts of a worker behind `penstock serve`: `restarts.py PENSTOCK MODEL [RESTARTS]`; cold starts: `restarts.py PENSTOCK MODEL STARTS --cold [--evict] [--quantize int8]`.
+"""Restarts of a worker behind `penstock serve`: `restarts.py PENSTOCK MODEL [RESTARTS]`; cold starts: `restarts.py PENSTOCK MODEL STARTS --cold [--evict] [--quantize int8|int4]`.
 
 Kills the pool's only worker, asks for a completion at once, and prints the seconds from the successor's exec until it is ready, and until the first
 token has come. Times of exec are the kernel's (to 10 ms), times of ready those of the gateway's log. The first line is the start of all.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """OpenVINO's CPU plugin on a model that export_openvino.py made: the figures of bench/engine.sh, one JSON line.
 
-bench_openvino.py FOLDER [--threads N] [--weights bf16|int8]
+bench_openvino.py FOLDER [--threads N] [--weights bf16|int8|int4]
 
 One inference per measured step, with the KV cache inside of the model. Only the last position's logits are computed, as a serving
 pipeline does: the exported model would compute those of every token of a prompt. The KV cache is bf16, as in the other engines;
@@ -43,10 +43,12 @@ class Bench:
         core = openvino.Core()
         model = core.read_model(f"{folder}/openvino_model.xml")
         keep_last_position(model)
-        if weights == "int8":
+        if weights != "bf16":
             import nncf
 
-            model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+            modes = nncf.CompressWeightsMode
+            # Of 4 bits with OpenVINO's own group size; embedding and head get 8 bits.
+            model = nncf.compress_weights(model, mode=modes.INT8_SYM if weights == "int8" else modes.INT4_SYM)
         started = time.perf_counter()
         config = {
             "INFERENCE_NUM_THREADS": threads,
@@ -94,7 +96,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--weights", choices=["bf16", "int8"], default="bf16")
+    parser.add_argument("--weights", choices=["bf16", "int8", "int4"], default="bf16")
     args = parser.parse_args()
     bench = Bench(args.model, args.threads, args.weights)
     bench.prefill(64)

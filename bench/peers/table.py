@@ -20,8 +20,8 @@ FLOP_PER_LOGITS = 2 * HIDDEN * VOCABULARY
 # Of one token that attends over one other: the product with its key, and the one with its value.
 FLOP_PER_PAIR = 4 * LAYERS * HEADS * HEAD_DIM
 WEIGHT_BYTES = 1.192e9
-# Bits of a quantized weight with its share of the scales, by the end of the engine's name; others have 16.
-QUANTIZED = {"q8_0": 8.5, "q4_0": 4.5, "int8": 8}
+# Bits of a quantized weight with its share of the scales, by the end of the engine's name; others have 16. Of int4 the head has 8.
+QUANTIZED = {"q8_0": 8.5, "q4_0": 4.5, "int8": 8, "int4": 5.5}
 KV_BYTES_PER_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
 # Tokens in front of a decoded one: 128, and half of the steps that are measured.
 CONTEXT = 140

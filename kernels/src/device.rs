@@ -217,6 +217,36 @@ pub enum Held {
     /// Integers of 8 bits with one scale per row of the matrix, rounded at load. Activations become 8 bits with one scale per
     /// row too, and an output is one integer sum.
     Int8,
+    /// Blocks of 32 integers of 4 bits with one scale, as [`DType::Q4_0`], rounded at load. What is stored in 4 bits or fewer stays as it is.
+    Int4,
+    /// Blocks of 32 integers of 8 bits with one scale, as [`DType::Q8_0`], rounded at load. What is stored in integers or codes stays as it is.
+    Int8Blocks,
+}
+
+impl Held {
+    /// Form of the head of a model whose other matrices have this one. Of 4 bits it would lose more than the others.
+    pub fn of_head(self) -> Self {
+        if self == Held::Int4 { Held::Int8Blocks } else { self }
+    }
+
+    /// Name of the format that matrices are rounded to at load, as operators write it; `None` if they are held as they are stored.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Held::Stored => None,
+            Held::Int8 => Some("int8"),
+            Held::Int4 | Held::Int8Blocks => Some("int4"),
+        }
+    }
+
+    /// Returns true if a matrix that is stored in `bits` bits per weight, scales not counted, stays as it is.
+    pub fn keeps(self, bits: u8) -> bool {
+        match self {
+            Held::Stored => true,
+            Held::Int8 => false,
+            Held::Int4 => bits <= 4,
+            Held::Int8Blocks => bits <= 8,
+        }
+    }
 }
 
 /// Order in which the rows of a matrix are stored.

@@ -24,6 +24,7 @@ mod blocks;
 mod feature;
 mod pooling;
 mod reader;
+mod rounding;
 mod routing;
 mod source;
 mod step;

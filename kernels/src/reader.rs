@@ -50,6 +50,16 @@ pub enum CodeKind {
     Float8,
 }
 
+impl CodeKind {
+    /// Bits of a code.
+    pub fn bits(self) -> u8 {
+        match self {
+            CodeKind::Four => 4,
+            CodeKind::Eight | CodeKind::Float8 => 8,
+        }
+    }
+}
+
 /// Groups of columns that share a scale in each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodeGroups<'a> {

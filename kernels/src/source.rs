@@ -61,6 +61,13 @@ impl<'a> Source<'a> {
         self.reader?.codes()
     }
 
+    /// Bits per weight as it is stored, scales not counted; 16 for numbers.
+    pub(crate) fn bits(&self) -> u8 {
+        let of_codes = || self.codes().map(|codes| codes.kind.bits());
+        let of_integers = || self.integers(0).map(|_| 8);
+        Layout::of(self.dtype).map(|layout| layout.bits).or_else(of_codes).or_else(of_integers).unwrap_or(16)
+    }
+
     /// Number of rows from `row` that are best read together: those in `following` that follow it in the same tensor, where a reader makes
     /// the values; else one.
     fn run(&self, row: usize, following: impl Iterator<Item = Option<(Source<'a>, usize)>>) -> usize {

@@ -1,6 +1,6 @@
 //! Throughput of the engine on this machine: the line of penstock in `bench/engine.sh`.
 //!
-//! `engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]` loads a
+//! `engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8|int4] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]` loads a
 //! checkpoint (a folder or a GGUF file) and drives the whole engine (scheduler, forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048
 //! tokens (median of three) and decode at batch 1, 8 and 32, or those given, on a context of 128 (median step), load time, peak memory.
 //! With `--adapters` the model gets so many LoRA adapters of random matrices on all seven projections of each layer (of rank 16, or the one given), and everything is
@@ -65,6 +65,7 @@ impl Args {
                 "--quantize" => {
                     args.held = match value()?.as_str() {
                         "int8" => Held::Int8,
+                        "int4" => Held::Int4,
                         other => return Err(format!("no weights of {other}").into()),
                     }
                 }
@@ -85,7 +86,7 @@ impl Args {
         }
         if args.model.as_os_str().is_empty() {
             return Err(
-                "usage: engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]".into()
+                "usage: engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8|int4] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]".into()
             );
         }
         Ok(args)

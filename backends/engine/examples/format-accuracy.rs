@@ -1,9 +1,9 @@
 //! How far a CPU's logprobs are from those of the same weights in f32, for checkpoints in several formats.
 //!
-//!     cargo run --release -p penstock-engine --example format-accuracy -- TOKENS.json MODEL... [--int8]
+//!     cargo run --release -p penstock-engine --example format-accuracy -- TOKENS.json MODEL... [--int8] [--int4]
 //!
 //! `TOKENS.json` is a list of lists of token ids. For each model: perplexity in f32 (reference device, weights as stored) and on the CPU, and the mean |Δ logprob| over the
-//! whole distribution and of the next token. `--int8` adds each model with its matrices rounded at load, compared with f32 weights as they are stored.
+//! whole distribution and of the next token. `--int8` and `--int4` add each model with its matrices rounded at load, compared with f32 weights as they are stored.
 
 use std::path::Path;
 
@@ -47,14 +47,17 @@ fn logprobs(model: &mut Model, tokens: &[u32]) -> Vec<Vec<f64>> {
 }
 
 fn main() {
-    let (options, words): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|word| word == "--int8");
-    let [texts, models @ ..] = words.as_slice() else { panic!("TOKENS.json MODEL... [--int8]") };
+    let (options, words): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|word| word.starts_with("--"));
+    let [texts, models @ ..] = words.as_slice() else { panic!("TOKENS.json MODEL... [--int8] [--int4]") };
     let texts = std::fs::read(texts).expect("the token ids");
     let mut texts: Vec<Vec<u32>> = serde_json::from_slice(&texts).expect("a list of lists of ids");
     texts.iter_mut().for_each(|text| text.truncate(TOKENS_MAX));
     texts.retain(|text| text.len() > 1);
     println!("{:<28} {:>10} {:>10} {:>12} {:>12}", "model", "ppl f32", "ppl cpu", "mean all", "mean next");
-    let forms = if options.is_empty() { vec![Held::Stored] } else { vec![Held::Stored, Held::Int8] };
+    let asked = [("--int8", Held::Int8), ("--int4", Held::Int4)];
+    let asked = asked.into_iter().filter(|(option, _)| options.iter().any(|word| word == option));
+    let forms: Vec<_> = std::iter::once(Held::Stored).chain(asked.map(|(_, held)| held)).collect();
     for (path, held) in models.iter().flat_map(|path| forms.iter().map(move |held| (path, *held))) {
         let checkpoint = Checkpoint::open(Path::new(path)).expect("a checkpoint");
         let mut exact = load(&checkpoint, |limits| Box::new(ReferenceDevice::new(limits)), Held::Stored);
@@ -76,7 +79,7 @@ fn main() {
         }
         let [exact, rounded] = sums.map(|sum| (sum / count as f64).exp());
         let name = Path::new(path).file_name().map_or_else(|| path.clone(), |name| name.to_string_lossy().into_owned());
-        let name = if held == Held::Int8 { format!("{name} int8") } else { name };
+        let name = held.name().map_or(name.clone(), |held| format!("{name} {held}"));
         let (all, next) = (all / values as f64, next / count as f64);
         println!("{name:<28} {exact:>10.4} {rounded:>10.4} {all:>12.5} {next:>12.5}");
     }

@@ -45,7 +45,7 @@ pub struct WorkerArgs {
     /// adapter_model.safetensors. May be given several times.
     #[arg(long, value_name = "NAME=PATH", conflicts_with = "adapter_orders")]
     pub adapter: Vec<AdapterSource>,
-    /// Round matrices while they are loaded: int8 (8 bits, one scale per row), or none.
+    /// Round matrices while they are loaded: int8 (8 bits, one scale per row), int4 (4 bits, one scale per 32 weights), or none.
     #[arg(long, default_value = "none", value_parser = parse_quantize)]
     pub quantize: Held,
     /// Device: auto (an NVIDIA GPU whose kernels have been measured, or else the CPU), cpu, cuda, or reference (slow, obvious, for comparison).
@@ -157,7 +157,7 @@ fn with_role(build: Build, role: Role) -> Build {
 }
 
 fn parse_quantize(name: &str) -> Result<Held, String> {
-    crate::inspect::held(name).ok_or_else(|| format!("{name:?} is not a format to round to: none, int8"))
+    crate::inspect::held(name).ok_or_else(|| format!("{name:?} is not a format to round to: none, int8, int4"))
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {

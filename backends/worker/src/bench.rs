@@ -270,7 +270,7 @@ fn refuse(
     if available > 0 && needed > available {
         return Err(WorkerError::Model(format!(
             "{needed} bytes are needed (weights {weights}, KV of {} tokens {kv}) and {available} are available; ask for fewer sequences \
-             (--decode), shorter prompts (--prefill) or 8 bits (--quantize int8)",
+             (--decode), shorter prompts (--prefill) or fewer bits (--quantize int8, int4)",
             pages * PAGE_TOKENS
         )));
     }

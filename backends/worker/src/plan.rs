@@ -180,7 +180,7 @@ impl Plan {
                 bound = limit,
                 needed_bytes = self.wanted_bytes(),
                 "the model needs more memory than is available, and the kernel may kill this process; `penstock check` says what helps: fewer \
-                 workers, a smaller kv_bytes_max, quantize = \"int8\", a file of the model with fewer bits per weight"
+                 workers, a smaller kv_bytes_max, quantize = \"int8\" or \"int4\", a file of the model with fewer bits per weight"
             );
         }
     }

@@ -41,8 +41,8 @@ pub(crate) struct BenchArgs {
     /// CPU instruction set: auto, amx, avx512bf16, avx512, avx2, portable
     #[arg(long, value_name = "PATH", default_value = "auto")]
     path: String,
-    /// Round matrices while they are loaded: int8, or none
-    #[arg(long, value_name = "FORMAT", default_value = "none", value_parser = ["none", "int8"])]
+    /// Round matrices while they are loaded: int8, int4, or none
+    #[arg(long, value_name = "FORMAT", default_value = "none", value_parser = ["none", "int8", "int4"])]
     quantize: String,
     /// Put the weights into memory of the kind that workers of one machine share
     #[arg(long)]

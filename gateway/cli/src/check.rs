@@ -258,7 +258,7 @@ fn fits(plan: &Plan, kv_bytes_max: u64) -> String {
 /// Fault of a pool whose workers need more memory than there is, with what can be changed.
 fn too_large(summary: &Summary, pool: &PoolConfig) -> Option<String> {
     let workers = pool.workers.max(1) as u64;
-    shortage(summary, (workers, shares(summary, pool)), pool.kv_bytes_max > 0, pool.quantize == "none")
+    shortage(summary, (workers, shares(summary, pool)), pool.kv_bytes_max > 0, &pool.quantize)
 }
 
 /// Returns true if the pool's workers share one copy of the weights.
@@ -266,8 +266,9 @@ fn shares(summary: &Summary, pool: &PoolConfig) -> bool {
     pool.shared_weights && summary.shares_weights
 }
 
-/// Description of the memory that `workers` lack. `shares`: they have one copy of the weights; `fixes_kv`: the config says how much each has for KV; `keeps_type`: it does not ask for `int8`.
-fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, keeps_type: bool) -> Option<String> {
+/// Description of the memory that `workers` lack. `shares`: they have one copy of the weights; `fixes_kv`: the config says how much each has for KV; `quantize`: what it has
+/// matrices rounded to.
+fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, quantize: &str) -> Option<String> {
     let plan = &summary.plan;
     let bound = summary.bound.as_deref()?;
     let kv = if fixes_kv { plan.kv_bytes } else { 0 };
@@ -290,9 +291,13 @@ fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, k
     }
     if summary.is_gpu {
         changes.push("device = \"cpu\" (--device cpu)".to_owned());
-    } else if keeps_type && summary.int8_bytes < plan.weights_bytes {
-        let (less, now) = (gigabytes(summary.int8_bytes), gigabytes(plan.weights_bytes));
-        changes.push(format!("quantize = \"int8\" (--quantize int8): weights of {less} GB, not {now}"));
+    } else {
+        let formats = ["int8", "int4"].into_iter().zip(summary.rounded_bytes);
+        let smaller = formats.filter(|(name, bytes)| *name != quantize && *bytes < plan.weights_bytes);
+        changes.extend(smaller.map(|(name, bytes)| {
+            let (less, now) = (gigabytes(bytes), gigabytes(plan.weights_bytes));
+            format!("quantize = \"{name}\" (--quantize {name}): weights of {less} GB, not {now}")
+        }));
     }
     let smaller = if summary.is_gpu { "" } else { ", or a file of it with fewer bits per weight (such as Q4_K_M)" };
     changes.push(format!("a smaller model{smaller}"));
@@ -374,7 +379,7 @@ mod tests {
             weights_bytes: plan.weights_bytes,
             weight_format: "bf16".into(),
             rounded_to: None,
-            int8_bytes: int8 * GIGABYTE,
+            rounded_bytes: [int8 * GIGABYTE, int8 * GIGABYTE * 6 / 10],
             adapters: Vec::new(),
             shares_weights: true,
             is_gpu: false,
@@ -388,12 +393,13 @@ mod tests {
 
     #[test]
     fn a_shortage_says_what_is_needed_and_what_helps() {
-        let said = shortage(&summary(16, 8), (2, false), true, true).expect("too large");
+        let said = shortage(&summary(16, 8), (2, false), true, "none").expect("too large");
         let want = "2 workers need 18.10 GB each (weights 16.00, activations 0.10, KV 2.00); 8.00 GB are available (free memory of the \
                     machine). What helps: fewer workers; a smaller kv_bytes_max; quantize = \"int8\" (--quantize int8): weights of 8.00 GB, \
-                    not 16.00; a smaller model, or a file of it with fewer bits per weight (such as Q4_K_M)";
+                    not 16.00; quantize = \"int4\" (--quantize int4): weights of 4.80 GB, not 16.00; a smaller model, or a file of it with fewer bits \
+                    per weight (such as Q4_K_M)";
         assert_eq!(said, want);
-        let alone = shortage(&summary(16, 8), (1, true), false, true).expect("too large");
+        let alone = shortage(&summary(16, 8), (1, true), false, "none").expect("too large");
         assert!(
             alone.starts_with("1 worker needs 16.10 GB (weights 16.00, activations 0.10) and more for KV; 8.00 GB"),
             "{alone}"
@@ -402,7 +408,7 @@ mod tests {
 
     #[test]
     fn weights_that_workers_share_count_once() {
-        let of = |weights, shares| shortage(&summary(weights, weights), (3, shares), false, true);
+        let of = |weights, shares| shortage(&summary(weights, weights), (3, shares), false, "none");
         assert_eq!(of(7, true), None);
         assert!(of(7, false).is_some());
         let said = of(8, true).expect("too large");
@@ -413,23 +419,27 @@ mod tests {
     }
 
     #[test]
-    fn eight_bits_are_advised_only_where_they_take_less() {
+    fn fewer_bits_are_advised_only_where_they_take_less() {
         // A file of 4 bits per weight, some of whose tensors are f16.
         let mixed = Summary { weight_format: "q4_0+f16".into(), ..summary(9, 15) };
-        assert!(!shortage(&mixed, (1, true), false, true).expect("too large").contains("int8"));
-        assert!(
-            !shortage(&summary(16, 8), (1, true), false, false).expect("too large").contains("int8"),
-            "asked for already"
+        assert!(!shortage(&mixed, (1, true), false, "none").expect("too large").contains("quantize"));
+        let said = shortage(&summary(16, 8), (1, true), false, "int8").expect("too large");
+        assert!(!said.contains("int8") && said.contains("--quantize int4"), "asked for already: {said}");
+        let said = shortage(&summary(16, 16), (1, true), false, "int4").expect("too large");
+        assert!(!said.contains("quantize"), "{said}");
+        assert_eq!(shortage(&summary(7, 4), (1, true), false, "none"), None);
+        assert_eq!(
+            shortage(&Summary { bound: None, ..summary(16, 8) }, (1, true), false, "none"),
+            None,
+            "nobody knows"
         );
-        assert_eq!(shortage(&summary(7, 4), (1, true), false, true), None);
-        assert_eq!(shortage(&Summary { bound: None, ..summary(16, 8) }, (1, true), false, true), None, "nobody knows");
         let mut shared = Summary { is_gpu: true, ..summary(4, 4) };
         shared.plan.share_bytes = Some(3 * GIGABYTE);
-        let said = shortage(&shared, (1, true), false, true).expect("more than its share");
+        let said = shortage(&shared, (1, true), false, "none").expect("more than its share");
         assert!(said.contains("a larger gpu_memory_share, which is 3.00 GB now; device"), "{said}");
         shared.plan.share_bytes = Some(5 * GIGABYTE);
-        assert_eq!(shortage(&shared, (1, true), false, true), None);
-        let gpu = shortage(&Summary { is_gpu: true, ..summary(16, 8) }, (1, true), false, true).expect("too large");
+        assert_eq!(shortage(&shared, (1, true), false, "none"), None);
+        let gpu = shortage(&Summary { is_gpu: true, ..summary(16, 8) }, (1, true), false, "none").expect("too large");
         assert!(gpu.ends_with("What helps: device = \"cpu\" (--device cpu); a smaller model"), "{gpu}");
     }
 

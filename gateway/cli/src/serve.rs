@@ -48,7 +48,7 @@ pub(crate) struct ConfigArgs {
     /// Adapter (LoRA) of the model, served under its own name: a PEFT folder. May be given several times
     #[arg(long, value_name = "NAME=PATH")]
     pub(crate) adapter: Vec<AdapterSource>,
-    /// Round matrices while they are loaded: int8, or none [default: none]
+    /// Round matrices while they are loaded: int8, int4, or none [default: none]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) quantize: Option<String>,
     /// Model name in requests [default: the name of the folder or file]

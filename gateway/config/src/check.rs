@@ -466,7 +466,7 @@ fn default_id(model: Option<&Path>) -> String {
 }
 
 /// Names of formats to which matrices can be rounded.
-const QUANTIZE: [&str; 2] = ["none", "int8"];
+const QUANTIZE: [&str; 3] = ["none", "int8", "int4"];
 
 fn not_quantize(name: &str) -> String {
     format!("{name:?} is not a format to round to: {}", QUANTIZE.join(", "))

@@ -260,7 +260,7 @@ pub struct PoolConfig {
     pub threads: usize,
     /// Device that the workers compute on.
     pub device: DeviceChoice,
-    /// Format to which matrices are rounded while they are loaded: `none` or `int8`.
+    /// Format to which matrices are rounded while they are loaded: `none`, `int8` or `int4`.
     pub quantize: String,
     /// CPU instruction set of the workers: `auto`, or one that `penstock check` lists.
     pub path: String,

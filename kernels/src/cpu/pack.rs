@@ -71,27 +71,53 @@ enum Kind {
 
 impl Kind {
     fn of(source: &Source<'_>, held: Held) -> Result<Self, KernelError> {
-        let has_integers = source.integers(0).is_some();
-        if held == Held::Stored && !has_integers {
-            if let Some(layout) = Layout::of(source.dtype) {
-                return Ok(Kind::Integers(Form::Blocks(layout)));
-            }
-            return Ok(narrow::Form::of_source(source).map_or(Kind::Half, Kind::Codes));
-        }
-        if source.columns > ROW_COLUMNS_MAX {
+        let stored = Kind::stored(source);
+        let kind = rounded(held).filter(|_| !held.keeps(stored.bits())).map_or(stored, Kind::Integers);
+        if kind == Kind::Integers(Form::Rows) && source.columns > ROW_COLUMNS_MAX {
             let (name, got) = ("a matrix held as int8".into(), vec![source.rows, source.columns]);
             return Err(KernelError::Shape { name, got, want: format!("at most {ROW_COLUMNS_MAX} columns") });
         }
-        Ok(Kind::Integers(Form::Rows))
+        Ok(kind)
+    }
+
+    /// Form of a matrix that is not rounded.
+    fn stored(source: &Source<'_>) -> Self {
+        if source.integers(0).is_some() {
+            return Kind::Integers(Form::Rows);
+        }
+        match Layout::of(source.dtype) {
+            Some(layout) => Kind::Integers(Form::Blocks(layout)),
+            None => narrow::Form::of_source(source).map_or(Kind::Half, Kind::Codes),
+        }
+    }
+
+    /// Form of panels that matrices of different forms share.
+    fn shared(held: Held) -> Self {
+        rounded(held).map_or(Kind::Half, Kind::Integers)
+    }
+
+    /// Bits per weight, scales not counted.
+    fn bits(self) -> u8 {
+        match self {
+            Kind::Half => 16,
+            Kind::Integers(form) => form.bits(),
+            Kind::Codes(form) => form.bits(),
+        }
+    }
+}
+
+/// Form of the integers that matrices are rounded to; `None` for those that are held as they are stored.
+fn rounded(held: Held) -> Option<Form> {
+    match held {
+        Held::Int8 => Some(Form::Rows),
+        Held::Stored | Held::Int4 | Held::Int8Blocks => held.layout().map(Form::Blocks),
     }
 }
 
 /// Bytes of a matrix of `rows` × `columns`, stored as `dtype`, in the form that the device holds it in.
 pub(super) fn held_bytes(dtype: DType, held: Held, rows: usize, columns: usize) -> u64 {
-    let form = match held {
-        Held::Int8 => Some(Form::Rows),
-        Held::Stored => Layout::of(dtype).map(Form::Blocks),
-    };
+    let stored = Layout::of(dtype).map(Form::Blocks);
+    let form = rounded(held).filter(|_| !held.keeps(stored.map_or(16, Form::bits))).or(stored);
     let k_blocks = columns.div_ceil(32);
     let panel = form.map_or(k_blocks.checked_mul(BLOCK * 2), |form| form.panel_bytes(k_blocks));
     panel.and_then(|panel| panel.checked_mul(rows.div_ceil(32))).map_or(u64::MAX, |bytes| bytes as u64)
@@ -139,7 +165,7 @@ impl Packed {
         held: Held,
     ) -> Result<Self, KernelError> {
         let (kind, other) = (Kind::of(&gate, held)?, Kind::of(&up, held)?);
-        let kind = if kind == other && list_of(&gate) == list_of(&up) { kind } else { Kind::Half };
+        let kind = if kind == other && list_of(&gate) == list_of(&up) { kind } else { Kind::shared(held) };
         let mut packed = Self::new(gate.columns, gate.rows);
         packed.add(arena, pool, gate.rows.div_ceil(16), kind, &|panel, n| {
             let (source, row) = (if n < 16 { gate } else { up }, panel * 16 + n % 16);
@@ -242,7 +268,7 @@ fn runs(parts: &[Source<'_>], held: Held) -> Result<Vec<(usize, Kind)>, KernelEr
     }
     let aligned = parts[..parts.len() - 1].iter().all(|part| part.rows.is_multiple_of(32));
     if !aligned {
-        return Ok(vec![(rows.div_ceil(32), Kind::Half)]);
+        return Ok(vec![(rows.div_ceil(32), Kind::shared(held))]);
     }
     Ok(parts.iter().zip(kinds).map(|(part, kind)| (part.rows.div_ceil(32), kind)).collect())
 }
@@ -341,21 +367,32 @@ fn fill_integers(pool: &mut Pool, values: &mut [u8], form: Form, size: usize, fi
             let mut to_round = [false; 32];
             for (n, to_round) in to_round.iter_mut().enumerate() {
                 let Some((source, index)) = find(panel, n) else { continue };
-                if form != Form::Rows {
-                    blocks.decode(source.dtype, source.columns, source.row(index));
-                    form.scatter(out, n, &blocks);
-                } else if let Some((integers, scale)) = source.integers(index) {
-                    rounded.clear();
-                    rounded.extend(integers.iter().map(|&value| value as i8));
-                    form.scatter_row(out, n, &rounded, scale);
-                } else {
-                    *to_round = true;
+                match form {
+                    Form::Blocks(layout) if Layout::of(source.dtype) == Some(layout) => {
+                        blocks.decode(source.dtype, source.columns, source.row(index));
+                        form.scatter(out, n, &blocks);
+                    }
+                    Form::Blocks(_) => *to_round = true,
+                    Form::Rows => match source.integers(index) {
+                        Some((integers, scale)) => {
+                            rounded.clear();
+                            rounded.extend(integers.iter().map(|&value| value as i8));
+                            form.scatter_row(out, n, &rounded, scale);
+                        }
+                        None => *to_round = true,
+                    },
                 }
             }
             let find = |n: usize| to_round[n].then(|| find(panel, n)).flatten();
-            Source::each_row(32, &mut rows, find, |n, row| {
-                let scale = round_row(row, &mut rounded);
-                form.scatter_row(out, n, &rounded, scale);
+            Source::each_row(32, &mut rows, find, |n, row| match form {
+                Form::Blocks(layout) => {
+                    blocks.round(layout, row);
+                    form.scatter(out, n, &blocks);
+                }
+                Form::Rows => {
+                    let scale = round_row(row, &mut rounded);
+                    form.scatter_row(out, n, &rounded, scale);
+                }
             });
         }
     });

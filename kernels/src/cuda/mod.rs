@@ -390,10 +390,10 @@ impl CudaDevice {
         };
         let is_held = |tensor: &HostTensor<'_>| holds(tensor.dtype, held) && tensor.reader.is_none();
         let Some(tensor) = tensors.into_iter().find(|tensor| !is_held(tensor)) else { return Ok(()) };
-        let format = match tensor.reader {
-            _ if held == Held::Int8 => "int8",
-            Some(_) => "a quantized form",
-            None => tensor.dtype.name(),
+        let format = match (held.name(), tensor.reader) {
+            (Some(name), _) => name,
+            (None, Some(_)) => "a quantized form",
+            (None, None) => tensor.dtype.name(),
         };
         let why = "its kernels are for bf16; use the device cpu, or a checkpoint in bf16, f16 or f32".to_owned();
         Err(KernelError::Unavailable { what: format!("{} in {format} on the GPU", tensor.name), why })

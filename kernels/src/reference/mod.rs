@@ -8,6 +8,7 @@ mod ops;
 
 use std::collections::HashMap;
 
+use crate::blocks::{LINE, Layout, RowBlocks};
 use crate::device::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
     KernelError, KvSpec, Limits, LowRank, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex,
@@ -29,8 +30,10 @@ impl Matrix {
         let (rows, columns) = (parts.iter().map(|part| part.rows).sum(), parts[0].columns);
         let values = parts.iter().flat_map(|part| {
             let mut values = part.to_f32();
-            if held == Held::Int8 && part.integers(0).is_none() {
-                values.chunks_exact_mut(columns).for_each(round_row);
+            match held.layout() {
+                _ if held.keeps(part.bits()) || (held == Held::Int8 && part.integers(0).is_some()) => {}
+                Some(layout) => values.chunks_exact_mut(columns).for_each(|row| round_blocks(layout, row)),
+                None => values.chunks_exact_mut(columns).for_each(round_row),
             }
             values
         });
@@ -47,6 +50,14 @@ fn round_row(row: &mut [f32]) {
     let peak = row.iter().fold(0.0f32, |peak, w| peak.max(w.abs()));
     let (scale, factor) = (peak / 127.0, if peak < 1e-30 { 0.0 } else { 127.0 / peak });
     row.iter_mut().for_each(|w| *w = (*w * factor).round_ties_even() * scale);
+}
+
+/// Rounds a row of weights to integers in blocks.
+fn round_blocks(layout: Layout, row: &mut [f32]) {
+    let (mut blocks, mut rounded) = (RowBlocks::default(), vec![0.0; row.len().next_multiple_of(LINE)]);
+    blocks.round(layout, row);
+    blocks.to_f32(layout, &mut rounded);
+    row.copy_from_slice(&rounded[..row.len()]);
 }
 
 enum Loaded {

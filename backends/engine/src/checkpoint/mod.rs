@@ -226,21 +226,16 @@ impl Checkpoint {
 
     /// Bytes of all needed tensors in a CPU's memory, with the matrices that products read held as `held`.
     pub fn held_bytes(&self, held: Held) -> u64 {
-        let table = if self.config.tie_word_embeddings { held } else { Held::Stored };
         let of = |(name, found): (&String, &Found)| match *found.shape.as_slice() {
             [rows, columns] if self.config.encoder.as_ref().is_some_and(|encoder| encoder.names.is_table(name)) => {
                 CpuDevice::table_bytes(rows, columns)
             }
             [rows, columns] => {
-                let held = match name.as_str() {
-                    families::EMBEDDING => table,
-                    name if families::is_kept(&self.config, name) => Held::Stored,
-                    _ if found.is_integers() => Held::Int8,
-                    _ => held,
-                };
-                let quantized = found.quantized.as_ref().filter(|_| held == Held::Stored);
-                let quantized = quantized.filter(|_| !families::is_of_heads(&self.config, name));
-                let codes = quantized.and_then(|quantized| quantized.codes_bytes(rows, columns));
+                let held = self.held(name, held);
+                let quantized = found.quantized.as_ref().filter(|_| !families::is_of_heads(&self.config, name));
+                let codes = quantized.and_then(|quantized| quantized.codes_bytes(held, rows, columns));
+                let stays = quantized.is_some_and(|quantized| quantized.is_integers()) && held.keeps(8);
+                let held = if stays { Held::Int8 } else { held };
                 codes.unwrap_or_else(|| CpuDevice::held_bytes(found.dtype, held, rows, columns))
             }
             _ => 4 * found.shape.iter().product::<usize>() as u64,
@@ -248,14 +243,25 @@ impl Checkpoint {
         self.tensors.iter().map(of).sum()
     }
 
+    /// Form in which a device holds the matrix `name`, where products are to read matrices held as `held`.
+    fn held(&self, name: &str, held: Held) -> Held {
+        match name {
+            families::EMBEDDING if self.config.tie_word_embeddings => held.of_head(),
+            families::EMBEDDING => Held::Stored,
+            families::HEAD => held.of_head(),
+            name if families::is_kept(&self.config, name) => Held::Stored,
+            _ => held,
+        }
+    }
+
     /// Bytes in which each of a CPU's threads expands matrices that are held as codes; 0 if there are none.
     pub fn expanded_bytes(&self, held: Held) -> u64 {
-        let columns = |found: &Found| {
+        let expanded = |(name, found): (&String, &Found)| {
+            let quantized = found.quantized.as_ref()?;
             let [rows, columns] = found.rows_columns();
-            let codes = found.quantized.as_ref().filter(|_| held == Held::Stored)?.codes_bytes(rows, columns);
-            codes.map(|_| CpuDevice::expanded_bytes(columns))
+            quantized.codes_bytes(self.held(name, held), rows, columns).map(|_| CpuDevice::expanded_bytes(columns))
         };
-        self.matrices().filter_map(columns).max().unwrap_or(0)
+        self.tensors.iter().filter_map(expanded).max().unwrap_or(0)
     }
 
     /// Returns true if some matrices are stored, and held, as integers with scales.

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use penstock_kernels::cpu::CpuDevice;
-use penstock_kernels::{CodeGroups, CodeKind, DType, RowOrder};
+use penstock_kernels::{CodeGroups, CodeKind, DType, Held, RowOrder};
 
 use super::rows::{Codes, Groups, Layout, Numbers, Rows, Zeros};
 use super::safetensors::Entry;
@@ -58,8 +58,9 @@ impl Quantized {
         matches!(self.form, Quantization::Int8 { rounds_activations: true, .. })
     }
 
-    /// Bytes of a matrix of `rows` × `columns` with this form in a CPU's memory, held as codes; `None` where it is held in another form.
-    pub(super) fn codes_bytes(&self, rows: usize, columns: usize) -> Option<u64> {
+    /// Bytes of a matrix of `rows` × `columns` with this form in a CPU's memory, if it is held as codes where `held` is asked for; `None` where it is held
+    /// in another form.
+    pub(super) fn codes_bytes(&self, held: Held, rows: usize, columns: usize) -> Option<u64> {
         let (kind, width) = match self.form {
             Quantization::Float8 { .. } => (CodeKind::Float8, self.block[1]),
             Quantization::Int8 { rounds_activations: true, .. } => return None,
@@ -73,6 +74,9 @@ impl Quantized {
             Some(_) => CodeGroups::Listed { of: &[], count: columns / width },
             None => CodeGroups::Runs(width),
         };
+        if !held.keeps(kind.bits()) {
+            return None;
+        }
         CpuDevice::codes_bytes(kind, groups, rows, columns)
     }
 

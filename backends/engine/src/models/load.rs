@@ -314,8 +314,8 @@ fn numerics(checkpoint: &Checkpoint, device: &dyn Device, held: Held, context: u
     // Version 1 expanded MXFP4 to bf16, under the plain name.
     let stored = checkpoint.weight_format().replace("mxfp4", "mxfp4-v2");
     let mut id = format!("{}/{stored}", device.info().numerics);
-    if held == Held::Int8 {
-        id.push_str("/int8");
+    if let Some(name) = held.name() {
+        id.push_str(&format!("/{name}"));
     }
     if let Some(served) = rope::served(checkpoint.config(), context) {
         id.push_str(&format!("/{served}"));

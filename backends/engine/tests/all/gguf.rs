@@ -533,30 +533,28 @@ fn every_format_has_the_same_bits_in_every_chunk() {
 }
 
 #[test]
-fn int8_is_made_at_load_and_is_near() {
+fn integers_are_made_at_load_and_are_near() {
     use penstock_engine::models::{KvBudget, Model, ModelLimits};
     use penstock_kernels::{Held, Limits};
     let golden = Golden::named("qwen3-tied");
     let checkpoint = golden.checkpoint();
     let want = logits_of(&mut load(&checkpoint, &reference, 8, 130), &golden.tokens, 130);
-    for (path, make) in common::devices() {
-        let limits = ModelLimits {
-            context_tokens: None,
-            kv: KvBudget::Pages(8),
-            rows_max: 130,
-            sampled_max: 130,
-            held: Held::Int8,
-        };
+    // Rounded weights and activations, of logits with a deviation of about 3; bf16 is 0.02 off.
+    for ((held, name, most), (path, make)) in [(Held::Int8, "int8", 0.15), (Held::Int4, "int4", 0.8)]
+        .into_iter()
+        .flat_map(|form| common::devices().into_iter().map(move |device| (form, device)))
+    {
+        let limits =
+            ModelLimits { context_tokens: None, kv: KvBudget::Pages(8), rows_max: 130, sampled_max: 130, held };
         let device = make(Limits { rows_max: 130, sampled_max: 130 });
         let mut model = Model::load(&checkpoint, device, limits, &mut |_| {}).expect("it loads");
-        assert!(model.geometry().numerics.ends_with("/bf16/int8"), "{}", model.geometry().numerics);
+        assert!(model.geometry().numerics.ends_with(&format!("/bf16/{name}")), "{}", model.geometry().numerics);
         let got = logits_of(&mut model, &golden.tokens, 130);
         let pairs = got.iter().zip(&want).flat_map(|(a, b)| log_softmax(a).into_iter().zip(log_softmax(b)));
         let (sum, count) = pairs.fold((0.0, 0usize), |(sum, count), (a, b)| (sum + (a - b).abs(), count + 1));
         let mean = sum / count as f64;
-        // Rounded weights and activations, of logits with a deviation of about 3; bf16 is 0.02 off.
-        assert!(mean > 0.0 && mean < 0.15, "{path}: {mean}");
-        assert!(bits(&logits_of(&mut model, &golden.tokens, 1)) == bits(&got), "{path}: decode");
+        assert!(mean > 0.0 && mean < most, "{path}, {name}: {mean}");
+        assert!(bits(&logits_of(&mut model, &golden.tokens, 1)) == bits(&got), "{path}, {name}: decode");
     }
 }
 

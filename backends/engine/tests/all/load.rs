@@ -154,6 +154,11 @@ fn the_memory_plan_counts_every_expert() {
     let head = 224 * 96;
     let scales = 4 * (c.num_hidden_layers as u64 * (96 + 96 + 2 * 32) + 224);
     assert_eq!(stored - int8, experts(2, 0) - experts(1, 4) + attention + head - scales);
+    // int4 has a scale of 2 bytes for each 32 weights, and so have the 8 bits of the head.
+    let int4 = checkpoint.held_bytes(Held::Int4);
+    let four = |values: u64| values / 2 + values / 16;
+    let all = experts(2, 0) / 2 + attention;
+    assert_eq!(stored - int4, 2 * all - four(all) + 2 * head - (head + head / 16));
     let mut few = c.clone();
     few.experts.as_mut().expect("experts").num_experts_per_tok = 1;
     assert!(Model::activation_bytes(&few, 64, 8) < Model::activation_bytes(c, 64, 8));

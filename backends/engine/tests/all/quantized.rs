@@ -88,11 +88,17 @@ fn the_plan_counts_codes_or_a_byte_a_weight() {
     assert_eq!(stored, matrices(&codes) + 2 * table + vectors);
     // Eight bits take more than four.
     assert!(int8 - table / 2 > stored - table && int8 < stored * 2);
+    // Codes of 4 bits stay where 4 bits are asked for; of the tables only the head is rounded, to 8 bits.
+    let head = |held| CpuDevice::held_bytes(DType::Bf16, held, 203, 96);
+    assert_eq!(stored - held("llama-packed4", Held::Int4), table - head(Held::Int8Blocks));
     // Integers are held as they are stored, whatever is asked for; only the head differs.
     let [stored, int8] = all("llama-w8a8");
     let biases = 4 * 3 * (96 + 2 * 32 + 96);
     assert_eq!(stored, matrices(&|columns| 32 * (columns + 4)) + 2 * table + vectors + biases);
-    assert_eq!(stored - int8, table - CpuDevice::held_bytes(DType::Bf16, Held::Int8, 203, 96));
+    assert_eq!(stored - int8, table - head(Held::Int8));
+    // But they are rounded where 4 bits are asked for: half a byte, and two bytes for each 32 weights.
+    let rounded = matrices(&|columns| 32 * (columns / 2 + columns / 16));
+    assert_eq!(held("llama-w8a8", Held::Int4), rounded + table + head(Held::Int8Blocks) + vectors + biases);
 }
 
 /// The checkpoint of a case with the values of its quantized matrices in the place of their codes, in f32.

@@ -57,6 +57,11 @@ impl Form {
         }
     }
 
+    /// Bits of a value.
+    pub(super) fn bits(self) -> u8 {
+        self.layout().bits
+    }
+
     /// Bytes of the scales and minima before some lines.
     fn head_bytes(self) -> usize {
         match self {

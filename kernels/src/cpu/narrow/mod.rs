@@ -86,6 +86,11 @@ impl Form {
         }
     }
 
+    /// Bits of a code.
+    pub(super) fn bits(self) -> u8 {
+        self.kind.bits()
+    }
+
     /// Bytes of the codes of a block.
     fn block_bytes(self) -> usize {
         if self.kind == CodeKind::Four { BLOCK / 2 } else { BLOCK }

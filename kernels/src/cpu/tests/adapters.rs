@@ -20,6 +20,7 @@ fn shapes() -> Vec<Shape> {
         Shape { own, ..BLOCKS },
         Shape { own, stored: [DType::Q8_0, DType::Bf16], ..BLOCKS },
         Shape { own, held: Held::Int8, ..SHAPE },
+        Shape { own, held: Held::Int4, ..SHAPE },
     ]
 }
 

@@ -30,7 +30,7 @@ fn grouped(count: usize, chosen: usize, best: usize) -> Own {
     Own { groups: Some(ExpertGroups { count, chosen, best }), ..PLAIN }
 }
 
-/// Mixtures in every block format, with two formats in a layer, and rounded to int8.
+/// Mixtures in every block format, with two formats in a layer, and rounded at load.
 fn formats() -> Vec<Shape> {
     let base = Shape { experts: Some((4, 2)), layers: 1, intermediate: 256, bias: false, ..BLOCKS };
     let blocks = DType::ALL.into_iter().filter(|dtype| dtype.is_blocks());
@@ -38,8 +38,10 @@ fn formats() -> Vec<Shape> {
     let alike = blocks.map(|dtype| [dtype; 2]);
     let int8 = Shape { held: Held::Int8, stored: [DType::Bf16; 2], ..base };
     let odd = Shape { held: Held::Int8, intermediate: 41, hidden: 72, stored: [DType::Bf16; 2], ..base };
+    let int4 =
+        [Shape { held: Held::Int4, ..odd }, Shape { held: Held::Int4, stored: [DType::Q8_0, DType::Q4K], ..base }];
     let biased = [Shape { own: oss(), stored: [DType::Mxfp4; 2], ..base }, Shape { own: oss(), ..int8 }];
-    alike.chain(mixed).map(|stored| Shape { stored, ..base }).chain([int8, odd]).chain(biased).collect()
+    alike.chain(mixed).map(|stored| Shape { stored, ..base }).chain([int8, odd]).chain(int4).chain(biased).collect()
 }
 
 /// Weights of a step's routes and the residual after the experts, `[rows]` each.

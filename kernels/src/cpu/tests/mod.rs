@@ -86,6 +86,7 @@ fn latents() -> Vec<Shape> {
         of(100, 40, 12, 2, 9),
         Shape { window: Some(9), ..of(2, 34, 7, 4, 5) },
         Shape { held: Held::Int8, ..of(3, 50, 18, 6, 21) },
+        Shape { held: Held::Int4, ..of(3, 50, 18, 6, 21) },
         Shape {
             heads: 8,
             ..Shape { hidden: 256, intermediate: 256, stored: [DType::Q4K, DType::Q6K], ..of(8, 64, 32, 16, 32) }
@@ -221,7 +222,7 @@ fn long_contexts_agree_with_the_reference() {
     }
 }
 
-/// Shapes with every block format, with two formats in one weight, and with weights rounded to int8.
+/// Shapes with every block format, with two formats in one weight, and with weights rounded at load.
 fn formats() -> Vec<Shape> {
     let blocks = DType::ALL.into_iter().filter(|dtype| dtype.is_blocks());
     let alike = blocks.map(|dtype| Shape { stored: [dtype; 2], layers: 1, ..BLOCKS });
@@ -229,12 +230,18 @@ fn formats() -> Vec<Shape> {
     let mixed = mixed.map(|stored| Shape { stored, tied: false, ..BLOCKS });
     // Two formats in one panel: everything is expanded.
     let shared = Shape { stored: [DType::Q4_0, DType::Q8_0], head_dim: 80, heads: 2, kv_heads: 1, ..BLOCKS };
-    let int8 = [Shape { held: Held::Int8, ..SHAPE }, Shape { held: Held::Int8, stored: [DType::Q8_0; 2], ..BLOCKS }];
-    alike
-        .chain(mixed)
-        .chain([Shape { heads: 6, kv_heads: 3, hidden: 96, intermediate: 64, ..shared }])
-        .chain(int8)
-        .collect()
+    let shared = Shape { heads: 6, kv_heads: 3, hidden: 96, intermediate: 64, ..shared };
+    let rounded = [
+        Shape { held: Held::Int8, ..SHAPE },
+        Shape { held: Held::Int8, stored: [DType::Q8_0; 2], ..BLOCKS },
+        Shape { held: Held::Int4, ..SHAPE },
+        Shape { held: Held::Int8Blocks, ..SHAPE },
+        // What has 4 bits stays; where it shares panels, all of it is rounded.
+        Shape { held: Held::Int4, stored: [DType::Q4K, DType::Q6K], ..BLOCKS },
+        Shape { held: Held::Int4, ..shared },
+        Shape { held: Held::Int8Blocks, stored: [DType::Q6K, DType::Bf16], ..BLOCKS },
+    ];
+    alike.chain(mixed).chain([shared]).chain(rounded).collect()
 }
 
 #[test]

@@ -330,7 +330,12 @@ fn weights_without_kernels_are_refused_by_name() {
     let blocks =
         HostTensor { name: "lm_head", dtype: DType::Q8_0, shape: &[1, 32], bytes: &bytes, order, reader: None };
     let numbers = HostTensor { name: "embed", dtype: DType::Bf16, shape: &[1, 17], bytes: &bytes, order, reader: None };
-    for (tensor, held, says) in [(blocks, Held::Stored, "lm_head in q8_0"), (numbers, Held::Int8, "embed in int8")] {
+    let forms = [
+        (blocks, Held::Stored, "lm_head in q8_0"),
+        (numbers.clone(), Held::Int8, "embed in int8"),
+        (numbers, Held::Int4, "embed in int4"),
+    ];
+    for (tensor, held, says) in forms {
         let error = device.load(&WeightSpec::Embedding(tensor), held).unwrap_err();
         assert!(matches!(error, KernelError::Unavailable { .. }) && error.to_string().contains(says), "{error}");
     }
