@@ -10,7 +10,7 @@
 //! are those that its codes stand for ([`LEVELS`]), and its scales are in bf16, which has all of its powers of two.
 //! The byte layouts follow `ggml-common.h` and `ggml-quants.c` of llama.cpp.
 
-use crate::device::DType;
+use crate::format::DType;
 
 /// Weights that share a line of activations: every format's blocks are multiples of it.
 pub(crate) const LINE: usize = 32;

@@ -22,6 +22,7 @@ pub mod sampling;
 
 mod blocks;
 mod feature;
+mod format;
 mod pooling;
 mod reader;
 mod rounding;

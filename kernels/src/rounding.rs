@@ -6,7 +6,7 @@
 //! keeps the scale. Sums run in eight lanes of a fixed order, so a weight has the same bits on every machine.
 
 use crate::blocks::{LINE, Layout, RowBlocks, from_f16};
-use crate::device::{DType, Held};
+use crate::format::{DType, Held};
 
 /// Integers that the largest weight of a line of 4 bits is tried as.
 const PEAKS: [f32; 4] = [-9.0, -8.0, -7.0, 7.0];

@@ -251,7 +251,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 }
 
 #[test]
-fn weights_of_8_bits_come_near() {
+fn weights_of_8_and_4_bits_come_near() {
     for case in ["bert-cls", "roberta-mean", "modern-cls", "modern-mean"].map(named) {
         let vectors_of = |held| {
             let limits = penstock_engine::models::ModelLimits {
@@ -265,9 +265,11 @@ fn weights_of_8_bits_come_near() {
             let model = Model::load(&case.checkpoint(), device, limits, &mut |_| {}).expect("it loads");
             vectors(&mut Engine::new(Box::new(model), &wide()), case.requests())
         };
-        let cosine = distance(&vectors_of(Held::Int8), &case.wanted()).1;
-        assert!(cosine > 0.999, "{}: {cosine}", case.case);
-        assert!(case.checkpoint().held_bytes(Held::Int8) < case.checkpoint().held_bytes(Held::Stored));
+        for (held, least, less_than) in [(Held::Int8, 0.999, Held::Stored), (Held::Int4, 0.97, Held::Int8)] {
+            let cosine = distance(&vectors_of(held), &case.wanted()).1;
+            assert!(cosine > least, "{}, {held:?}: {cosine}", case.case);
+            assert!(case.checkpoint().held_bytes(held) < case.checkpoint().held_bytes(less_than), "{held:?}");
+        }
     }
 }
 
