@@ -3,6 +3,7 @@
 import contextlib
 import re
 import tomllib
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -41,8 +42,10 @@ def mocked(text: str):
             text = re.sub(
                 rf'(id = "{provider["id"]}"\n)((?:(?!\n\n).)*?)base_url = "[^"]*"', r"\1\2", text, flags=re.DOTALL
             )
+            # The path is the example's own: a wrong one is a 404 at the mock, as at the service.
+            base = urlsplit(provider["base_url"]).path if "base_url" in provider else kind.base
             text = text.replace(
-                f'id = "{provider["id"]}"\n', f'id = "{provider["id"]}"\nbase_url = "{mock.url}{kind.base}"\n'
+                f'id = "{provider["id"]}"\n', f'id = "{provider["id"]}"\nbase_url = "{mock.url}{base}"\n'
             )
             mocks.append(mock)
         yield text, env, mocks

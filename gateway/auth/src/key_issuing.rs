@@ -304,7 +304,7 @@ fn inherit(scope: &mut Scope, parent: &Scope) {
     scope.expires = scope.expires.or(parent.expires);
 }
 
-/// Checks the fields of a scope: lengths, routes that begin with a slash, known dialects.
+/// Checks the fields of a scope: lengths, routes that there are, known dialects.
 ///
 /// # Errors
 /// Names the field and the reason.
@@ -313,6 +313,9 @@ pub fn check_scope(scope: &Scope) -> Result<(), DeskError> {
     texts("routes", &scope.routes)?;
     if let Some(route) = scope.routes.iter().find(|route| !route.starts_with('/') && *route != "*") {
         return Err(invalid("routes", format!("{route:?} is no route: they begin with a slash")));
+    }
+    if let Some(fault) = scope.routes.iter().find_map(|route| super::route::pattern_fault(route)) {
+        return Err(invalid("routes", fault));
     }
     if let Some(name) = scope.dialects.iter().find(|name| !super::DIALECTS.contains(&name.as_str())) {
         return Err(invalid("dialects", format!("{name:?} is none of {}", super::DIALECTS.join(", "))));

@@ -1,5 +1,7 @@
 //! Method and path to [`Route`], parsed once; every route has its auth class here.
 
+use std::collections::BTreeSet;
+
 use http::{HeaderMap, Method};
 use penstock_proto::ErrorKind;
 use penstock_types::{Dialect, Surface};
@@ -204,6 +206,27 @@ pub fn examples() -> Vec<(Method, String)> {
     let got = GOT.iter().map(|url| (Method::GET, (*url).to_owned()));
     let stored = crate::stored_route::EXAMPLES.iter().map(|(method, url)| (method.clone(), (*url).to_owned()));
     posted.chain(got).chain(actions).chain(stored).collect()
+}
+
+/// Labels of all routes, as scopes and plugins name them.
+pub fn labels() -> BTreeSet<&'static str> {
+    examples().iter().filter_map(|(method, url)| Route::parse(method, url).ok()).map(|route| route.label()).collect()
+}
+
+/// Fault of a pattern of routes that no route matches, for people: a scope or a plugin with it would be for nothing. `None`: the pattern is a
+/// label, or a beginning of labels with `*` behind it.
+pub fn pattern_fault(pattern: &str) -> Option<String> {
+    let matches = |label: &&str| pattern.strip_suffix('*').map_or(pattern == *label, |start| label.starts_with(start));
+    if labels().iter().any(matches) {
+        return None;
+    }
+    let parsed = [Method::GET, Method::POST].iter().find_map(|method| Route::parse(method, pattern).ok());
+    Some(match parsed {
+        Some(route) => format!("{pattern:?} is no name of a route: that URL counts as {:?}", route.label()),
+        None => format!(
+            "{pattern:?} is no route: those are in docs/reference/authentication.md, as /v1/chat/completions or /v1/files*"
+        ),
+    })
 }
 
 /// URLs of operations that are passed on to a provider.
@@ -428,6 +451,40 @@ mod tests {
             }] += 1;
         }
         assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+    }
+
+    #[test]
+    fn a_pattern_matches_some_route() {
+        for good in
+            ["/v1/chat/completions", "/v1/files/{id}", "/v1/files*", "/v1/chat/*", "/*", "*", "/api/chat", "/metrics"]
+        {
+            assert_eq!(pattern_fault(good), None, "{good}");
+        }
+        for (alias, label) in [
+            ("/api/tags", "/v1/models"),
+            ("/api/version", "/version"),
+            ("/v2/rerank", "/v1/rerank"),
+            ("/v1/models/m", "/v1/models/{id}"),
+            ("/v1/models/m:generateContent", "/v1beta/models/{model}:generateContent"),
+        ] {
+            let said = pattern_fault(alias).expect(alias);
+            assert!(said.contains(&format!("counts as \"{label}\"")), "{said}");
+        }
+        for bad in ["/nothing", "/v1/chat/completion", "/v1/fils*", "/V1/models"] {
+            assert!(pattern_fault(bad).is_some_and(|said| said.contains("is no route")), "{bad}");
+        }
+    }
+
+    /// What scopes can name is written where the config's reference says so, and so is the name under which another URL counts.
+    #[test]
+    fn the_reference_lists_every_label() {
+        let place = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/authentication.md");
+        let page = std::fs::read_to_string(place).expect(place);
+        let fixed = examples().into_iter().map(|(_, url)| url).filter(|url| Route::parse(&Method::GET, url).is_ok());
+        let aliases = fixed.filter(|url| ["/api/", "/v1beta/models"].iter().any(|start| url.starts_with(start)));
+        let names = labels().into_iter().map(str::to_owned).chain(aliases.filter(|url| !url.ends_with("/m")));
+        let missing: Vec<_> = names.filter(|name| !page.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "{missing:?} are not in {place}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use penstock_govern::Scope;
 
 use super::raw::{Document, Reader};
 use super::snapshot::TlsFiles;
+use penstock_auth::route::pattern_fault;
 use penstock_auth::{Anonymous, AuthConfig, DIALECTS, Digest, Key, PepperSource, Proof, Team};
 use penstock_base::Secret;
 
@@ -151,6 +152,8 @@ pub(super) fn scope(table: &Reader<'_, '_>) -> Scope {
     }
     Scope {
         models: table.texts("models"),
+    } else {
+        patterns(table, &routes);
         routes,
         dialects,
         addresses: networks(table, "addresses"),
@@ -161,6 +164,11 @@ pub(super) fn scope(table: &Reader<'_, '_>) -> Scope {
 /// Reads a list of networks or single addresses.
 fn networks(table: &Reader<'_, '_>, name: &'static str) -> Vec<IpNet> {
     let parsed = |text: &String| {
+/// Checks that every pattern of the key `routes` matches a route: another one would let nothing through, or keep nothing out.
+pub(super) fn patterns(table: &Reader<'_, '_>, routes: &[String]) {
+    routes.iter().filter_map(|route| pattern_fault(route)).for_each(|fault| table.fault("routes", fault));
+}
+
         let net = text.parse().ok().or_else(|| text.parse().ok().map(|address: IpAddr| address.into()));
         if net.is_none() {
             table.fault(name, format!("{text:?} is neither an address nor a network as 10.0.0.0/8"));
@@ -224,6 +232,8 @@ mod tests {
             ("addresses = [\"10.0.0.0/33\"]", "neither an address"),
             ("expires = \"soon\"", "no moment"),
             ("expires = 12:00:00", "no moment"),
+            ("routes = [\"/v1/fils*\"]", "is no route"),
+            ("routes = [\"/v1/models\", \"/api/tags\"]", "counts as \"/v1/models\""),
             ("team = \"none\"", "is not one of [[teams]]"),
             ("certificate = \"x\"", "stands instead of"),
         ] {

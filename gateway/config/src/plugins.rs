@@ -120,6 +120,7 @@ pub(super) fn plugin(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String
     let lists = ["routes", "models", "keys", "teams"].map(|name| table.texts(name));
     let timeout = Duration::from_millis(table.number("timeout_ms", 1..=600_000));
     let settings = table.json("settings");
+    super::identity::patterns(table, &lists[0]);
     let Some(name) = name else {
         table.fault("name", format!("is missing: {}", registry::names()));
         return None;

@@ -124,7 +124,19 @@ fn target(
         table.fault("base_url", "is missing (some protocols make it from region and project)");
         return None;
     };
-    Target::parse(&url).map_err(|message| table.fault("base_url", message)).ok()
+    let target = Target::parse(&url).map_err(|message| table.fault("base_url", message)).ok()?;
+    if protocol == Some(Protocol::Azure) && has_azure_path(&target.base) {
+        let message = "has the path that the gateway adds itself: https://NAME.openai.azure.com, to which it adds /openai/deployments/MODEL \
+                       (an address that ends in /openai/v1 is for protocol = \"openai\")";
+        table.fault("base_url", message);
+    }
+    Some(target)
+}
+
+/// Returns true if a base path ends with a part of the path that requests to Azure get.
+fn has_azure_path(base: &str) -> bool {
+    ["/openai", "/openai/v1", "/openai/deployments"].iter().any(|end| base.ends_with(end))
+        || base.contains("/openai/deployments/")
 }
 
 /// Reads the provider's keys: from one variable, several variables, or a file with one key per line.
@@ -223,6 +235,15 @@ mod tests {
     }
 
     #[test]
+    fn azure_may_be_behind_a_path() {
+        for base in ["https://n.openai.azure.com", "https://n.openai.azure.com/", "https://proxy.example/openai-eu"] {
+            let text =
+                format!("[[providers]]\nid = \"a\"\nprotocol = \"azure\"\nbase_url = \"{base}\"\nmodels = [\"m\"]\n");
+            assert_eq!(read(&text).map(|snapshot| snapshot.providers.len()), Ok(1), "{base}");
+        }
+    }
+
+    #[test]
     fn faults_are_named() {
         for (text, part) in [
             ("id = \"a\"\nbase_url = \"ftp://x\"", "base_url"),
@@ -234,6 +255,9 @@ mod tests {
             ("id = \"a\"\nheaders = [1]", "name = \"text\""),
             ("id = \"a\"\n[[providers]]\nid = \"a\"", "used twice"),
             ("id = \"a\"\nprotocol = \"azure\"", "base_url: is missing"),
+            ("id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n.openai.azure.com/openai\"", "adds itself"),
+            ("id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n.openai.azure.com/openai/v1/\"", "adds itself"),
+            ("id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n/openai/deployments/gpt\"", "adds itself"),
             ("id = \"a\"\nkv_events = \"tcp://*:5557\"\ntokenizer = \"/m\"", "of the server that publishes"),
             ("id = \"a\"\nkv_events = \"tcp://h:5557\"", "tokenizer: is needed with kv_events"),
             ("id = \"a\"\nkv_replay = \"tcp://h:5558\"", "kv_events: is missing"),

@@ -56,7 +56,7 @@ routes = ["*"]
 [[keys]]
 id = "routed"
 key_env = "ROUTED"
-routes = ["/nothing"]
+routes = ["/health"]
 [[keys]]
 id = "spoken"
 key_env = "SPOKEN"
