@@ -119,6 +119,21 @@ def test_streams_that_outlast_their_time_are_told(tmp_path, leaves):
             assert [line["error"] for line in told if line.get("stream")] == ["Draining"] * 50
 
 
+def test_a_command_needs_no_variable_of_the_gateway_s_environment(tmp_path):
+    """A service manager gives keys to the gateway; whoever types a command, or a package's script, does not have them."""
+    with Many() as many:
+        text = config(many.url, server="watch = false", provider='key_env = "ONLY_SERVED"')
+        assert "ONLY_SERVED" not in os.environ
+        with upgradable(tmp_path, workers=0, config=text, env={"ONLY_SERVED": "s3cret"}) as gateway:
+            place = ["--config", str(gateway.folder / "penstock.toml"), "--state-dir", str(gateway.state)]
+            for command in (["keys", "list"], ["admin", "status"], ["models", "list"], ["upgrade"]):
+                done = subprocess.run(
+                    [str(binary()), *command, *place], capture_output=True, text=True, timeout=120, check=False
+                )
+                assert done.returncode == 0, (command, done.stderr)
+            assert "serves" in done.stdout and models(gateway) == ["m"]
+
+
 def test_one_upgrade_right_behind_another(tmp_path):
     """Whoever hears that one is done may ask for the next."""
     with Many() as many, upgradable(tmp_path, workers=0, config=quick(many)) as gateway:

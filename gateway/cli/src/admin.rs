@@ -110,7 +110,8 @@ fn state_dir(place: &Place) -> anyhow::Result<PathBuf> {
         }
         _ => String::new(),
     };
-    let config = penstock_config::load(Some(("config", &text)), &overrides, &|_| Some("unknown".into()))
+    let env = |name: &str| std::env::var(name).ok();
+    let config = penstock_config::load_beside(Some(("config", &text)), &overrides, &env, &[])
         .map_err(|faults| anyhow::anyhow!("the config cannot be read (--state-dir says the same):\n{faults}"))?;
     penstock_config::state_dir(&config).map_err(anyhow::Error::msg)
 }

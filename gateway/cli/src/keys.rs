@@ -275,7 +275,7 @@ async fn judged(desk: &Desk, key: KeyRecord) -> anyhow::Result<(KeyRecord, Stand
 /// Desk of keys, made of the config's store and rules.
 fn desk(place: &Place) -> anyhow::Result<Desk> {
     let args = ConfigArgs { config: place.config.clone(), state_dir: place.state_dir.clone(), ..ConfigArgs::default() };
-    let config: Snapshot = args.load()?;
+    let config: Snapshot = args.load_beside(&["store", "auth"])?;
     let store = stored::open(&config).context("the store")?;
     Ok(Desk::new(store, &config.auth_settings()))
 }

@@ -82,7 +82,7 @@ impl Place {
     /// Config, and the store that it names.
     pub(crate) fn open(&self) -> anyhow::Result<(Snapshot, Store)> {
         let Self { config, state_dir: state, models_dir, .. } = self.clone();
-        let config = ConfigArgs { config, state_dir: state, models_dir, ..ConfigArgs::default() }.load()?;
+        let config = ConfigArgs { config, state_dir: state, models_dir, ..ConfigArgs::default() }.load_beside(&[])?;
         let store = match &config.hub.folder {
             Some(folder) => Store::at(std::path::absolute(folder).context("the folder of the models")?),
             None => config.hub.store(&state_dir(&config)?),

@@ -108,6 +108,12 @@ impl ConfigArgs {
         load(&source, &text)
     }
 
+    /// Reads and checks the config for a command beside the gateway, whose environment lacks what a service manager gives the gateway:
+    /// only the tables of `needed` must have their variables set.
+    pub(crate) fn load_beside(&self, needed: &[&str]) -> anyhow::Result<Snapshot> {
+        self.source().load_beside(needed).map_err(anyhow::Error::msg)
+    }
+
     /// Source of the config: the file, with the command line over it.
     pub(crate) fn source(&self) -> Source {
         let overrides = Overrides {

@@ -30,7 +30,8 @@ pub(crate) struct UpgradeArgs {
 
 /// Asks the running gateway to hand over, and waits for the outcome.
 pub(crate) fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
-    let state_dir = state_dir(&args.config.load()?)?;
+    // The new process has the environment of the running gateway, and this one may not: a provider's key need not be here.
+    let state_dir = state_dir(&args.config.load_beside(&[])?)?;
     let program = args.program.as_ref().map(std::path::absolute).transpose()?;
     upgrade::ask(&state_dir, program, |step| match step {
         Started::Progress(text) => eprintln!("penstock: {text}"),

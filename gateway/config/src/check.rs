@@ -71,8 +71,29 @@ pub fn load(
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Snapshot, Faults> {
+    load_needed(file, overrides, env, None)
+}
+
+/// Checks a config text as [`load`] does, for a command beside the gateway, whose environment lacks what the gateway's has: only the
+/// tables of `needed` must have their variables set. Secrets of other tables are left out or replaced, so nothing can be served with
+/// this snapshot.
+pub fn load_beside(
+    file: Option<(&str, &str)>,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+    needed: &[&str],
+) -> Result<Snapshot, Faults> {
+    load_needed(file, overrides, env, Some(needed))
+}
+
+fn load_needed(
+    file: Option<(&str, &str)>,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+    needed: Option<&[&str]>,
+) -> Result<Snapshot, Faults> {
     let (name, text) = file.unwrap_or(("command line", ""));
-    let document = Document::parse(name, text);
+    let document = Document::parse(name, text, needed);
     document.check_tables();
     let snapshot = read(&document, overrides, env);
     unique(&document, "keys", snapshot.auth.keys.iter().map(|key| key.id.as_str()));
@@ -663,6 +684,28 @@ mod tests {
             assert!(faults.iter().any(|fault| fault.starts_with(start)), "{start} in {faults:#?}");
         }
         assert_eq!(faults.len(), expect.len(), "{faults:#?}");
+    }
+
+    /// A service manager gives variables to the gateway, and not to the shell in which an operator types a command.
+    #[test]
+    fn a_command_beside_the_gateway_needs_the_variables_of_its_own_tables() {
+        let text = "[auth]\npepper_env = \"A\"\n[store]\nurl_env = \"B\"\n[counters]\nurl = \"store\"\n\
+                    [telemetry]\notlp_headers_env = \"C\"\n[admin]\nlisten = \"0.0.0.0:8081\"\n\
+                    [admin.oidc]\nissuer = \"https://sso.example\"\nclient_id = \"c\"\nroles = { a = \"viewer\" }\nclient_secret_env = \"D\"\n\
+                    [[admin_keys]]\nid = \"ops\"\nrole = \"owner\"\nkey_env = \"E\"\n[[keys]]\nid = \"k\"\nkey_env = \"F\"\n\
+                    [[providers]]\nid = \"p\"\nbase_url = \"http://h\"\nmodels = [\"m\"]\nkeys_env = [\"G\"]\n\
+                    [[webhooks]]\nname = \"w\"\nurl_env = \"H\"\nsecret_env = \"I\"\n\
+                    [[plugins]]\nname = \"http_hook\"\nkeys = [\"k\"]\nsettings = { url = \"http://h\", secret_env = \"J\" }\n";
+        let faults = |needed: &[&str]| {
+            let read = load_beside(Some(("p.toml", text)), &Overrides::default(), &|_| None, needed);
+            read.err().map_or(Vec::new(), |faults| faults.0.into_iter().map(|fault| fault.key).collect())
+        };
+        assert_eq!(faults(&[]), Vec::<String>::new());
+        assert_eq!(faults(&["store", "auth"]), ["store.url_env", "counters.url", "auth.pepper_env"]);
+        let all = read(text).expect_err("what serves needs them all");
+        for name in ["A", "B", "C", "D", "E", "F", "G", "H", "I", "J"] {
+            assert!(all.iter().any(|fault| fault.contains(name)), "{name} in {all:#?}");
+        }
     }
 
     #[test]

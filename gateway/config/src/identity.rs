@@ -53,7 +53,7 @@ fn pepper(table: &Reader<'_, '_>, env: Env<'_>) -> PepperSource {
         (None, Some(variable)) => match env(&variable) {
             Some(value) => ("pepper_env", PepperSource::Given(Secret::new(value))),
             None => {
-                table.fault("pepper_env", format!("the environment variable {variable} is not set"));
+                table.unset("pepper_env", &variable);
                 return PepperSource::State;
             }
         },
@@ -124,7 +124,10 @@ pub(super) fn digest(table: &Reader<'_, '_>, env: Env<'_>) -> Option<[u8; 32]> {
             (hex32(&digest), "digest", "must be 64 hex digits: printf %s \"$KEY\" | sha256sum".to_owned())
         }
         (None, Some(variable), None) => {
-            (secret(env(&variable)), "key_env", format!("the environment variable {variable} is not set or empty"))
+            // A key that nobody compares still has to be there: other tables name its id.
+            let stand_in = || (!table.needs_variables()).then(|| Digest::of(variable.as_bytes()));
+            let digest = secret(env(&variable)).or_else(stand_in);
+            (digest, "key_env", format!("the environment variable {variable} is not set or empty"))
         }
         (None, None, Some(file)) => {
             (secret(std::fs::read_to_string(&file).ok()), "key_file", format!("{file} cannot be read or is empty"))
@@ -149,11 +152,11 @@ pub(super) fn scope(table: &Reader<'_, '_>) -> Scope {
             "routes",
             format!("{other:?} is no route: they begin with a slash, as /v1/chat/completions or /v1/files*"),
         );
+    } else {
+        patterns(table, &routes);
     }
     Scope {
         models: table.texts("models"),
-    } else {
-        patterns(table, &routes);
         routes,
         dialects,
         addresses: networks(table, "addresses"),
@@ -161,14 +164,14 @@ pub(super) fn scope(table: &Reader<'_, '_>) -> Scope {
     }
 }
 
-/// Reads a list of networks or single addresses.
-fn networks(table: &Reader<'_, '_>, name: &'static str) -> Vec<IpNet> {
-    let parsed = |text: &String| {
 /// Checks that every pattern of the key `routes` matches a route: another one would let nothing through, or keep nothing out.
 pub(super) fn patterns(table: &Reader<'_, '_>, routes: &[String]) {
     routes.iter().filter_map(|route| pattern_fault(route)).for_each(|fault| table.fault("routes", fault));
 }
 
+/// Reads a list of networks or single addresses.
+fn networks(table: &Reader<'_, '_>, name: &'static str) -> Vec<IpNet> {
+    let parsed = |text: &String| {
         let net = text.parse().ok().or_else(|| text.parse().ok().map(|address: IpAddr| address.into()));
         if net.is_none() {
             table.fault(name, format!("{text:?} is neither an address nor a network as 10.0.0.0/8"));
@@ -229,11 +232,11 @@ mod tests {
         for (text, part) in [
             ("dialects = [\"soap\"]", "none of openai"),
             ("routes = [\"chat\"]", "begin with a slash"),
+            ("routes = [\"/v1/fils*\"]", "is no route"),
+            ("routes = [\"/v1/models\", \"/api/tags\"]", "counts as \"/v1/models\""),
             ("addresses = [\"10.0.0.0/33\"]", "neither an address"),
             ("expires = \"soon\"", "no moment"),
             ("expires = 12:00:00", "no moment"),
-            ("routes = [\"/v1/fils*\"]", "is no route"),
-            ("routes = [\"/v1/models\", \"/api/tags\"]", "counts as \"/v1/models\""),
             ("team = \"none\"", "is not one of [[teams]]"),
             ("certificate = \"x\"", "stands instead of"),
         ] {

@@ -31,7 +31,7 @@ mod web;
 mod webhooks;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
-pub use check::{DEMO_MODEL, Overrides, load};
+pub use check::{DEMO_MODEL, Overrides, load, load_beside};
 pub use endpoint_picker::EndpointPickerConfig;
 pub use hub::{HubConfig, named_model};
 pub use members::Members;

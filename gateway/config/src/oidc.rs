@@ -168,6 +168,7 @@ fn secret(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Optio
             table.fault("client_secret_file", "stands instead of client_secret_env");
             return None;
         }
+        (Some(variable), None) if env(&variable).is_none() && !table.needs_variables() => return None,
         (Some(variable), None) => ("client_secret_env", env(&variable), variable),
         (None, Some(file)) => ("client_secret_file", std::fs::read_to_string(&file).ok(), file),
     };

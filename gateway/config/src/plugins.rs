@@ -83,11 +83,13 @@ impl fmt::Debug for PluginConfig {
 /// Access to the environment, files and URLs for a plugin's settings.
 struct Named<'e> {
     env: &'e dyn Fn(&str) -> Option<String>,
+    /// False where nobody uses the plugin: then a variable that is not set reads as some text.
+    needs_variables: bool,
 }
 
 impl Surroundings for Named<'_> {
     fn env(&self, name: &str) -> Option<String> {
-        (self.env)(name)
+        (self.env)(name).or_else(|| (!self.needs_variables).then(|| "unset".to_owned()))
     }
 
     fn check_url(&self, url: &str) -> Result<(), String> {
@@ -118,15 +120,16 @@ pub(super) fn plugin(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String
         }
     };
     let lists = ["routes", "models", "keys", "teams"].map(|name| table.texts(name));
+    super::identity::patterns(table, &lists[0]);
     let timeout = Duration::from_millis(table.number("timeout_ms", 1..=600_000));
     let settings = table.json("settings");
-    super::identity::patterns(table, &lists[0]);
     let Some(name) = name else {
         table.fault("name", format!("is missing: {}", registry::names()));
         return None;
     };
     let kind = registry::find(&name).map_err(|message| table.fault("name", message)).ok()?;
-    let built = Settings::read(settings.as_ref(), &Named { env }, |settings| kind.build(settings));
+    let named = Named { env, needs_variables: table.needs_variables() };
+    let built = Settings::read(settings.as_ref(), &named, |settings| kind.build(settings));
     let plugin = built.map_err(|faults| {
         for fault in faults {
             table.fault_below("settings", &fault.path, fault.message);

@@ -158,7 +158,7 @@ fn keys(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Vec<Sec
     for variable in variables {
         match env(&variable) {
             Some(text) => add(name, &text),
-            None => table.fault(name, format!("the environment variable {variable} is not set")),
+            None => table.unset(name, &variable),
         }
     }
     if let Some(path) = file {

@@ -16,6 +16,8 @@ pub(super) struct Document<'a> {
     text: &'a str,
     root: Spanned<DeTable<'a>>,
     faults: RefCell<Vec<Fault>>,
+    /// Tables whose variables of the environment have to be set; `None`: those of all tables.
+    needed: Option<&'a [&'a str]>,
 }
 
 /// Reader of one table; when dropped, reports keys of the file that nobody asked for.
@@ -36,10 +38,11 @@ pub(super) struct Reader<'d, 'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Parses a text; syntax errors are recorded as faults.
-    pub(super) fn parse(name: &'a str, text: &'a str) -> Self {
+    /// Parses a text; syntax errors are recorded as faults. `needed`: tables whose variables of the environment have to be
+    /// set, all of them without it.
+    pub(super) fn parse(name: &'a str, text: &'a str, needed: Option<&'a [&'a str]>) -> Self {
         let (root, errors) = DeTable::parse_recoverable(text);
-        let document = Self { name, text, root, faults: RefCell::new(Vec::new()) };
+        let document = Self { name, text, root, faults: RefCell::new(Vec::new()), needed };
         for error in errors {
             document.fault(error.span(), "", error.message());
         }
@@ -195,6 +198,21 @@ impl<'d, 'a> Reader<'d, 'a> {
         let first = || self.values.and_then(|values| values.keys().map(Spanned::span).min_by_key(|span| span.start));
         let span = own.or_else(|| self.span.clone()).or_else(first);
         self.document.fault(span, &format!("{}.{name}", self.path), message);
+    }
+
+    /// Returns true if variables of the environment that this table names have to be set.
+    pub(super) fn needs_variables(&self) -> bool {
+        self.document.needed.is_none_or(|needed| needed.contains(&self.table))
+    }
+
+    /// Records the fault that the variable of the environment that the key `name` names is not set, where it has to be.
+    pub(super) fn unset(&self, name: &str, variable: &str) {
+        if self.needs_variables() {
+            self.fault(name, format!("the environment variable {variable} is not set"));
+        } else {
+            // The caller stops reading the table: keys that it did not ask for are no faults.
+            self.is_faulty.set(true);
+        }
     }
 
     /// Returns true if the file has the key `name` in this table.

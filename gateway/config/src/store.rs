@@ -16,13 +16,14 @@ const PASSWORD_BYTES_MAX: u64 = 4096;
 
 /// Reads the tables `[store]` and `[counters]`.
 pub(super) fn read(document: &Document<'_>, env: Env<'_>) -> (StoreConfig, CountersConfig) {
-    let store = store(document, env);
-    let counters = counters(document, env, store.postgres.is_some());
+    let (store, is_postgres) = store(document, env);
+    let counters = counters(document, env, is_postgres);
     (store, counters)
 }
 
-/// Reads `[store]`: SQLite or PostgreSQL, and the bounds of what is stored.
-fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
+/// Reads `[store]`: SQLite or PostgreSQL, and the bounds of what is stored. True beside it: PostgreSQL, even if its URL is in a variable
+/// that need not be set here.
+fn store(document: &Document<'_>, env: Env<'_>) -> (StoreConfig, bool) {
     const TIB: u64 = 1 << 40;
     let table = &document.table("store");
     let bytes_max = table.number("bytes_max", 0..=1024 * TIB);
@@ -38,7 +39,8 @@ fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
     if url.is_some() && cfg!(not(feature = "postgres")) {
         table.fault("url", "this build has no PostgreSQL: build with the feature postgres");
     }
-    StoreConfig {
+    let is_postgres = url.is_some() || (table.has("url_env") && !table.needs_variables());
+    let config = StoreConfig {
         postgres: url.map(|url| PostgresConfig { url, ca_file, connections }),
         path,
         bytes_max,
@@ -55,7 +57,8 @@ fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
         response_days: table.number("response_days", 1..=3650),
         ledger_days: table.number("ledger_days", 0..=36_500),
         audit_days: table.number("audit_days", 0..=36_500),
-    }
+    };
+    (config, is_postgres)
 }
 
 /// Reads `[counters]`; `postgres`: whether the store is PostgreSQL, which can then hold the counters.
@@ -104,7 +107,7 @@ fn url(table: &Reader<'_, '_>, env: Env<'_>, schemes: &[&str]) -> Option<Secret>
         (None, Some(variable)) => match env(&variable) {
             Some(url) => ("url_env", url),
             None => {
-                table.fault("url_env", format!("the environment variable {variable} is not set"));
+                table.unset("url_env", &variable);
                 return None;
             }
         },

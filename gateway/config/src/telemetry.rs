@@ -13,7 +13,7 @@ pub(super) fn telemetry(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Str
     if let Some(variable) = table.text("otlp_headers_env") {
         match env(&variable) {
             Some(text) => headers.extend(sendable(table, "otlp_headers_env", pairs(&text))),
-            None => table.fault("otlp_headers_env", format!("the environment variable {variable} is not set")),
+            None => table.unset("otlp_headers_env", &variable),
         }
     }
     let (ca_file, service_name) = (table.text("otlp_ca_file").map(PathBuf::from), table.text("service_name"));

@@ -119,7 +119,7 @@ fn place(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option
         (None, Some(variable)) => match env(&variable) {
             Some(url) => ("url_env", url.trim().to_owned()),
             None => {
-                table.fault("url_env", format!("the environment variable {variable} is not set"));
+                table.unset("url_env", &variable);
                 return None;
             }
         },
@@ -163,7 +163,7 @@ fn secret(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Optio
         (Some(variable), None) => {
             let text = env(&variable);
             if text.is_none() {
-                table.fault("secret_env", format!("the environment variable {variable} is not set"));
+                table.unset("secret_env", &variable);
             }
             ("secret_env", text?)
         }

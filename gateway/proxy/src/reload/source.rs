@@ -59,6 +59,18 @@ impl Source {
         penstock_config::load(Some((&name, text)), &self.overrides, &|name| std::env::var(name).ok())
     }
 
+    /// Checks the file for a command beside the gateway: only the tables of `needed` must have their variables of the environment set.
+    ///
+    /// # Errors
+    /// The reason why the file cannot be read, or every fault of its text, for people.
+    pub fn load_beside(&self, needed: &[&str]) -> Result<Snapshot, String> {
+        let text = self.read()?;
+        let name = self.path.as_ref().map_or_else(|| "config".to_owned(), |path| path.display().to_string());
+        let env = |name: &str| std::env::var(name).ok();
+        penstock_config::load_beside(Some((&name, &text)), &self.overrides, &env, needed)
+            .map_err(|faults| format!("the config cannot be used:\n{faults}"))
+    }
+
     /// Writes a text to the file so that a reader, or a crash, sees the old text or the new one. A link is written
     /// through.
     pub(super) fn write(&self, text: &str) -> Result<(), String> {
