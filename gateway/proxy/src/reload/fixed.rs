@@ -108,6 +108,32 @@ mod tests {
     use super::*;
     use penstock_config::keys;
 
+    /// The reference names every key that waits, and no other.
+    #[test]
+    fn the_reference_names_what_waits() {
+        let place = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/operations.md");
+        let page = std::fs::read_to_string(place).expect(place);
+        let (row, _) = page
+            .lines()
+            .find_map(|line| line.split_once(" | apply after an [upgrade]"))
+            .expect("the row of keys that wait");
+        let named: Vec<&str> = row.split('`').skip(1).step_by(2).collect();
+        let covers = |name: &str, (table, key): (&str, &str)| name == table || name == format!("{table}.{key}");
+        for fixed in FIXED {
+            assert!(named.iter().any(|name| covers(name, *fixed)), "{fixed:?} is not in {named:?}");
+        }
+        for name in named {
+            let whole = ["counters", "telemetry"].contains(&name);
+            let all_of = |table: &str| {
+                let mut keys = keys::KEYS.iter().filter(|key| key.table == table);
+                keys.all(|key| when(key.table, key.name) == When::Restart)
+            };
+            let one = FIXED.iter().any(|(table, key)| name == format!("{table}.{key}"));
+            let table = FIXED.iter().any(|(table, _)| name == *table) && all_of(name);
+            assert!(whole || one || table, "{name} does not wait");
+        }
+    }
+
     #[test]
     fn what_is_fixed_exists() {
         for (table, name) in FIXED {
