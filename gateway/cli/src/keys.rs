@@ -118,7 +118,7 @@ pub(crate) struct Allowed {
     /// Routes that the key may use, as /v1/chat/completions
     #[arg(long, value_delimiter = ',', value_name = "ROUTE")]
     pub(crate) routes: Vec<String>,
-    /// APIs that the key may use: openai, anthropic, gemini
+    /// APIs that the key may use: openai, anthropic, gemini, ollama
     #[arg(long, value_delimiter = ',', value_name = "DIALECT")]
     pub(crate) dialects: Vec<String>,
     /// Addresses and networks that may use the key, as 10.0.0.0/8

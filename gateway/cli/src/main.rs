@@ -55,7 +55,7 @@ Over TCP both sides prove a shared secret:
 
 /// AI gateway with its own inference engine.
 ///
-/// `penstock serve` answers the APIs of OpenAI, Anthropic and Gemini. It starts its engine as worker processes, continues their
+/// `penstock serve` answers the APIs of OpenAI, Anthropic, Gemini and Ollama. It starts its engine as worker processes, continues their
 /// answers when one dies, asks other providers where the config names them, and needs no other software.
 #[derive(Parser, Debug)]
 #[command(name = "penstock", version, after_help = EXAMPLES, max_term_width = 110)]
@@ -151,6 +151,23 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_dialect_is_named() {
+        let help = |path: &[&str]| {
+            let mut found = command();
+            for name in path {
+                found = found.find_subcommand(name).expect("a command").clone();
+            }
+            found.render_long_help().to_string()
+        };
+        for dialect in penstock_auth::DIALECTS {
+            for path in [&["keys", "create"][..], &["admin", "keys", "create"]] {
+                assert!(help(path).contains(dialect), "{dialect} in the help of {path:?}");
+            }
+            assert!(help(&[]).to_ascii_lowercase().contains(dialect), "{dialect} in the program's help");
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -35,7 +35,7 @@ pub(crate) struct Allowed {
     /// Routes by their labels, as /v1/chat/completions, or prefixes that end in *.
     #[schema(max_items = 256)]
     routes: Vec<String>,
-    /// Dialects: openai, anthropic, gemini.
+    /// Dialects: openai, anthropic, gemini, ollama.
     #[schema(max_items = 256)]
     dialects: Vec<String>,
     /// Addresses and networks of clients, as 10.0.0.0/8.
