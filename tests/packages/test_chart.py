@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -266,6 +267,55 @@ def test_the_rules_of_prometheus_are_the_file(tmp_path):
 
 
 POOL = {"id": "a", "keySecret": {"name": "s", "key": "k"}}
+SEVERAL = {"store": {"postgres": {"url": "postgres://u@h/d"}}, "pepper": {"secret": {"name": "s"}}}
+
+
+def test_prometheus_is_told_the_gateway_s_authority_and_name():
+    metrics = {"keySecret": {"name": "m"}, "serviceMonitor": {"enabled": True}}
+    tls = {"gateway": {"tls": {"secretName": "t", "clientAuth": "none"}}, "metrics": metrics}
+
+    def asked(**more) -> dict:
+        values = copy.deepcopy(tls)
+        values["metrics"]["serviceMonitor"] |= more
+        (monitor,) = of_kind(render(values), "ServiceMonitor")
+        return monitor["spec"]["endpoints"][0]["tlsConfig"]
+
+    # A certificate of a public authority: its secret has no ca.crt, and one that is there would be of clients.
+    assert asked() == {"serverName": "ai-penstock.ai.svc"}
+    own = asked(caSecret="ca", serverName="ai.example")
+    assert own == {"serverName": "ai.example", "ca": {"secret": {"name": "ca", "key": "ca.crt"}}}
+    (monitor,) = of_kind(render({"metrics": metrics}), "ServiceMonitor")
+    assert "tlsConfig" not in monitor["spec"]["endpoints"][0]
+
+
+def test_numbers_that_are_zero_stay_zero():
+    """In Helm, zero is empty and takes the default of a template."""
+    values = {"pools": [POOL | {"workers": {"mixed": {"replicas": 1}}, "minReadySeconds": 0}]}
+    (workers,) = of_kind(render(values), "StatefulSet")
+    assert workers["spec"]["minReadySeconds"] == 0
+    del values["pools"][0]["minReadySeconds"]
+    (workers,) = of_kind(render(values), "StatefulSet")
+    assert workers["spec"]["minReadySeconds"] == 60
+    # Every other number of the schema may not be zero where a template has a default, except a port that zero is the default of.
+    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    defaults = set(re.findall(r"[.$][\w.]*?\.?(\w+) \| default \(?\d", templates))
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for name in defaults:
+        assert zero_is_refused(schema, name), name
+
+
+def zero_is_refused(schema: dict, name: str) -> bool:
+    """Whether every number of that name in the schema has a least value above zero."""
+    found = []
+
+    def walk(node: object) -> None:
+        if isinstance(node, dict):
+            found.extend(one for key, one in node.get("properties", {}).items() if key == name)
+            for one in node.values():
+                walk(one)
+
+    walk(schema)
+    return bool(found) and all(one["minimum"] > 0 for one in found)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +326,8 @@ POOL = {"id": "a", "keySecret": {"name": "s", "key": "k"}}
         ({"pools": [POOL]}, "has no workers"),
         ({"endpointPicker": {"tls": {"clientAuth": "required"}}}, "endpointPicker.tls.secretName"),
         ({"pools": [POOL | {"autoscale": {"min": 3, "max": 2}}]}, "autoscale.min is above"),
+        (SEVERAL | {"gateway": {"autoscaling": {"enabled": True, "min": 8}}}, "gateway.autoscaling.min is above"),
+        ({"gateway": {"autoscaling": {"enabled": True, "max": 1}}}, "gateway.autoscaling.min is above"),
         ({"pools": [POOL | {"workers": {"mixed": {"replicas": 1}}}] * 2}, "two pools have the id a"),
         ({"pools": [POOL | {"model": "m", "workers": {"mixed": {"replicas": 1}}}]}, "needs the volume"),
         ({"metrics": {"serviceMonitor": {"enabled": True}}}, "metrics.keySecret"),

@@ -75,6 +75,9 @@ capabilities: { drop: [ALL] }
 {{- if $v.gateway.stateClaim -}}{{- fail "gateway.stateClaim is for one gateway: several have a state folder each" -}}{{- end -}}
 {{- if include "penstock.scales" . -}}{{- fail "pools[].autoscale is for one gateway: several would each scale the workers (use an autoscaler of the cluster for the StatefulSet)" -}}{{- end -}}
 {{- end -}}
+{{- with $v.gateway.autoscaling -}}
+{{- if and .enabled (gt (int .min) (int .max)) -}}{{- fail "gateway.autoscaling.min is above gateway.autoscaling.max" -}}{{- end -}}
+{{- end -}}
 {{- if eq $v.gateway.tls.clientAuth "required" -}}{{- fail "gateway.tls.clientAuth: required keeps the probes of the cluster out, which have no certificates: set optional, and ask for certificates by keys" -}}{{- end -}}
 {{- if and (eq $v.endpointPicker.tls.clientAuth "required") (not $v.endpointPicker.tls.secretName) -}}{{- fail "endpointPicker.tls.clientAuth: required needs endpointPicker.tls.secretName" -}}{{- end -}}
 {{- $ids := list -}}
