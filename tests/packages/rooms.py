@@ -118,3 +118,46 @@ def served_in(root: Path, log: Path, command: list[str], env: dict[str, str], us
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+OWN_KEY = '[[admin_keys]]\nid = "ops"\nrole = "owner"\ndigest = "' + "0" * 64 + '"\n'
+
+
+def provider(*models: str) -> str:
+    """A config with a provider that nobody asks: a gateway that is ready at once, without workers."""
+    return f"""[server]
+watch = false
+[[providers]]
+id = "up"
+base_url = "http://127.0.0.1:9/v1"
+models = {json.dumps(models)}
+"""
+
+
+@contextlib.contextmanager
+def serving(folder: Path, config: str, state: Path | None = None, **more) -> Iterator[Served]:
+    """Runs a gateway with this config, as `penstock.toml` of a folder that has to be there; its log is in the state folder's parent. `more`:
+    for the process."""
+    port, state = free_port(), state or folder / "state"
+    config = config.replace("[server]\n", f'[server]\nlisten = "127.0.0.1:{port}"\nstate_dir = "{state}"\n', 1)
+    (folder / "penstock.toml").write_text(config)
+    log = state.parent / "log"
+    with open(log, "wb") as out:
+        command = [binary(), "serve", "--config", folder / "penstock.toml"]
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, **more)
+    served = Served(process, f"http://127.0.0.1:{port}", log)
+    try:
+
+        def ready() -> bool:
+            assert process.poll() is None, served.text()
+            return ask(f"{served.url}/ready") is not None
+
+        wait_until(ready, "the gateway is ready", START_SECONDS)
+        yield served
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        finally:
+            process.kill()
+            process.wait()

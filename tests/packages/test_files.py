@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from rooms import PACKAGING, ROOT, binary, run
+from rooms import OWN_KEY, PACKAGING, ROOT, binary, provider, run, serving
 
 CONTAINER = PACKAGING / "container"
 
@@ -56,6 +56,19 @@ def test_the_dockerfile_says_what_the_image_says():
     assert f"CMD {json.dumps(image.CONFIG['Cmd'])}" in text and f"STOPSIGNAL {image.CONFIG['StopSignal']}" in text
     for setting in image.CONFIG["Env"]:
         assert setting.startswith(("PATH=", "SSL_CERT_FILE=")) or setting in text, setting
+
+
+@pytest.mark.parametrize("admin", ["", OWN_KEY], ids=["usual", "own key"])
+def test_the_image_s_health_needs_no_key(tmp_path, admin):
+    """A gateway whose admin API has keys of its own is as healthy as another."""
+    text = (CONTAINER / "Dockerfile").read_text()
+    command = json.loads(re.search(r"^HEALTHCHECK .* CMD (.*)$", text, re.M)[1])
+    command[0] = command[0].replace("/usr/bin/penstock", str(binary()))
+    env = {"PATH": "/usr/bin:/bin", "PENSTOCK_CONFIG": str(tmp_path / "penstock.toml")}
+    with serving(tmp_path, provider("m") + admin):
+        assert "ok" in run(*command, env=env).stdout
+    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 1, "nobody serves any more"
 
 
 def test_the_compose_file_names_what_is_there():

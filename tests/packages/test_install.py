@@ -127,7 +127,8 @@ def test_the_deb_is_installed_and_its_unit_serves(packages, root, tmp_path):
         assert (root / "var/lib/penstock/gateway.lock").exists(), "state is where the config says"
         owner = (root / "var/lib/penstock/penstock.db").stat()
         assert owner.st_uid == int(inside(root, "id", "-u", "penstock")) and owner.st_mode & 0o077 == 0
-        assert typed(root, f"sudo -u penstock {service['ExecReload']}", env), "what systemctl reload does"
+        reload = service["ExecReload"].replace("$MAINPID", str(served.process.pid))
+        assert typed(root, f"sudo -u penstock {reload}", env), "what systemctl reload does"
         # What the package's script does when a new version is installed over one that runs.
         (line,) = re.findall(
             r"runuser -u penstock -- env -i \S+ (.*?) </dev/null \|\|", (PACKAGING / "debian/postinst").read_text()

@@ -19,8 +19,10 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use penstock_config::Overrides;
+use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) use arguments::AdminCommand;
+use arguments::Config;
 pub(crate) use client::Client;
 use client::Search;
 pub(crate) use commands::all;
@@ -90,15 +92,42 @@ pub(crate) struct Place {
 
 /// Runs the command of `penstock admin`.
 pub(crate) fn run(args: &AdminArgs) -> anyhow::Result<()> {
-    let client = connect(&args.place)?;
+    let client = find(&args.place, !matches!(args.command, AdminCommand::Health));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
-    runtime.block_on(commands::run(&client, &args.command, args.place.json))
+    runtime.block_on(async {
+        if let AdminCommand::Config(Config::Reload { or_hangup: Some(process), .. }) = &args.command
+            && let Err(why) = lets_in(client.as_ref()).await
+        {
+            return hang_up(*process, &why);
+        }
+        commands::run(&client?, &args.command, args.place.json).await
+    })
+}
+
+/// Asks whether the admin API is there and takes the key. The error is the reason for people.
+async fn lets_in(client: Result<&Client, &anyhow::Error>) -> Result<(), String> {
+    let client = client.map_err(|error| format!("{error:#}"))?;
+    client.get("/admin/v1/whoami").await.map(drop).map_err(|error| format!("{error:#}"))
+}
+
+/// Has a gateway read its config again without the admin API: its log says what became of it, and nobody waits for that here.
+fn hang_up(process: i32, why: &str) -> anyhow::Result<()> {
+    let pid = Pid::from_raw(process).with_context(|| format!("{process} is no process"))?;
+    kill_process(pid, Signal::HUP).with_context(|| format!("process {process} cannot be told by SIGHUP"))?;
+    println!(
+        "process {process} reads its config again (SIGHUP), and its log has the outcome: the admin API does not let this command in ({why})"
+    );
+    Ok(())
 }
 
 /// Client of the API at that place.
 pub(crate) fn connect(place: &Place) -> anyhow::Result<Client> {
+    find(place, true)
+}
+
+fn find(place: &Place, needs_key: bool) -> anyhow::Result<Client> {
     let state_dir = state_dir(place)?;
-    Client::find(&Search { url: place.url.as_deref(), key_env: &place.key_env, state_dir: &state_dir })
+    Client::find(&Search { url: place.url.as_deref(), key_env: &place.key_env, needs_key, state_dir: &state_dir })
 }
 
 /// State folder that the gateway uses, found without reading the config's secrets.

@@ -11,6 +11,8 @@ use crate::keys::{Allowed, Under, Wish};
 pub(crate) enum AdminCommand {
     /// Show the version, uptime, models and pools, and what is not ready
     Status,
+    /// Ask whether the gateway serves; needs no key. Exit status 1: it does not
+    Health,
     /// Show the admin key in use and its role
     Whoami,
     /// Models: names that requests can use
@@ -588,6 +590,9 @@ pub(crate) enum Config {
         /// Note for the history
         #[arg(long, default_value = "")]
         note: String,
+        /// Process to send SIGHUP to where the admin API is off or has keys of its own; for units of systemd
+        #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+        or_hangup: Option<i32>,
     },
     /// Apply an earlier version again
     Rollback {

@@ -70,13 +70,15 @@ pub(super) struct Search<'a> {
     pub(super) url: Option<&'a str>,
     /// Name of the environment variable with the key.
     pub(super) key_env: &'a str,
+    /// False for requests that need no key: none is looked for.
+    pub(super) needs_key: bool,
     pub(super) state_dir: &'a Path,
 }
 
-/// Client with an address and a key.
+/// Client with an address, and a key where requests need one.
 pub(crate) struct Client {
     place: Place,
-    key: String,
+    key: Option<String>,
 }
 
 /// Answer with a status of 200 to 299.
@@ -108,6 +110,9 @@ impl Client {
             }
         };
         let place = Place::parse(&url)?;
+        if !search.needs_key {
+            return Ok(Self { place, key: None });
+        }
         let given = std::env::var(search.key_env).ok().filter(|key| !key.trim().is_empty());
         let key = match given {
             Some(key) => key,
@@ -121,7 +126,7 @@ impl Client {
             })?,
             None => bail!("no admin key: put one into the variable {} ({url} is not this machine)", search.key_env),
         };
-        Ok(Self { place, key: key.trim().to_owned() })
+        Ok(Self { place, key: Some(key.trim().to_owned()) })
     }
 
     /// Sends a GET request and reads the JSON of its answer.
@@ -168,7 +173,9 @@ impl Client {
         let (stream, host) = self.connect().await?;
         let bytes = body.map_or_else(Bytes::new, |body| body.to_string().into());
         let mut request = Request::builder().method(method).uri(path).header(HOST, host);
-        request = request.header(AUTHORIZATION, format!("Bearer {}", self.key));
+        if let Some(key) = &self.key {
+            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+        }
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }

@@ -52,6 +52,7 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
     let show = Show { json };
     match command {
         AdminCommand::Status => show.one(&client.get("/admin/v1/status").await?),
+        AdminCommand::Health => show.one(&client.get("/admin/v1/health").await?),
         AdminCommand::Whoami => show.one(&client.get("/admin/v1/whoami").await?),
         AdminCommand::Models(asked) => one(client, show, "models", asked, (MODELS, "no models")).await?,
         AdminCommand::Routes(asked) => match (entry(client, show, "models", asked).await?, asked.name()) {
@@ -383,7 +384,7 @@ async fn config(client: &Client, asked: &Config, show: Show) -> anyhow::Result<(
             let body = json!({ "text": read(file)?, "note": note });
             applied(show, &client.change(Method::PUT, "/admin/v1/config", Some(&body), *expect).await?);
         }
-        Config::Reload { note } => {
+        Config::Reload { note, .. } => {
             let body = json!({ "note": note });
             applied(show, &client.change(Method::POST, "/admin/v1/config/reload", Some(&body), None).await?);
         }
