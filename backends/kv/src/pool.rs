@@ -8,7 +8,7 @@ use crate::block::{Block, Effect};
 use crate::events::EventLog;
 use crate::eviction::EvictionQueue;
 use penstock_proto::BlockHash;
-use penstock_proto::frames::KvEvent;
+use penstock_proto::frames::{KvEvent, Tier};
 use std::collections::HashMap;
 
 /// Share of the pages that idle, reused blocks may hold against others; measured in `tests/all/hit_rate.rs`.
@@ -254,14 +254,9 @@ impl BlockPool {
         self.events.take()
     }
 
-    /// All readable blocks as events, for a router that starts anew.
+    /// All readable blocks as events, for a router that starts anew: whole chains, whatever was computed between.
     pub fn snapshot(&self) -> Vec<KvEvent> {
-        let mut log = EventLog::default();
-        log.cleared();
-        for (parent, hash) in self.sealed() {
-            log.stored(parent, hash);
-        }
-        log.take()
+        EventLog::whole(Tier::Device, &self.sealed())
     }
 
     /// All readable blocks, each with the hash of the block before it, in order of sealing.

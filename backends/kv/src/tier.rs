@@ -80,7 +80,7 @@ struct Slot {
     link: Link,
     /// True if the block has served a load.
     reused: bool,
-    /// Serial number of the store: parents mostly come before children.
+    /// Serial number of the store.
     serial: u64,
 }
 
@@ -332,14 +332,13 @@ impl TierPool {
         self.events.take()
     }
 
-    /// All loadable blocks as events, for a router that starts anew.
+    /// All loadable blocks as events, for a router that starts anew: whole chains, though a chain leaves the tier above
+    /// from its end.
     pub fn snapshot(&self) -> Vec<KvEvent> {
         let mut held: Vec<&Slot> = self.slots.iter().filter(|slot| matches!(slot.state, State::Held { .. })).collect();
         held.sort_unstable_by_key(|slot| slot.serial);
-        let mut log = EventLog::of(self.tier);
-        log.cleared();
-        held.iter().for_each(|slot| log.stored(slot.link.parent, slot.link.hash));
-        log.take()
+        let blocks: Vec<_> = held.iter().map(|slot| (slot.link.parent, slot.link.hash)).collect();
+        EventLog::whole(self.tier, &blocks)
     }
 }
 
@@ -352,7 +351,12 @@ mod tests {
     }
 
     fn put(pool: &mut TierPool, n: u128) -> Placed {
-        let placed = pool.store(link(n));
+        let Link { parent, .. } = link(n);
+        put_as(pool, parent.map(|parent| parent.0), n)
+    }
+
+    fn put_as(pool: &mut TierPool, parent: Option<u128>, n: u128) -> Placed {
+        let placed = pool.store(Link { parent: parent.map(BlockHash), hash: BlockHash(n) });
         if let Placed::Slot { slot, .. } = placed {
             pool.stored(slot);
         }
@@ -371,6 +375,23 @@ mod tests {
         let told = pool.take_events();
         assert!(told.iter().all(|event| event.tier == Tier::Disk as i32));
         assert_eq!(pool.snapshot()[1].stored, [BlockHash(1).to_bytes().to_vec()]);
+    }
+
+    #[test]
+    fn chains_that_came_end_first_are_told_whole() {
+        let mut pool = TierPool::new(Tier::Host, 1000);
+        for chain in 0..10_u128 {
+            // The tail of a chain leaves the tier above before its head.
+            (1..=100)
+                .rev()
+                .for_each(|n| drop(put_as(&mut pool, (n > 1).then_some(chain * 1000 + n - 1), chain * 1000 + n)));
+        }
+        let told = pool.snapshot();
+        assert_eq!((told.len(), told[0].cleared), (11, true), "one event for each chain");
+        for (chain, event) in told[1..].iter().enumerate() {
+            let expected: Vec<_> = (1..=100).map(|n| BlockHash(chain as u128 * 1000 + n).to_bytes().to_vec()).collect();
+            assert_eq!((&event.stored, event.parent.len()), (&expected, 0));
+        }
     }
 
     #[test]

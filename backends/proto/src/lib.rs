@@ -20,6 +20,7 @@ pub mod handshake;
 pub mod hash;
 pub mod ids;
 mod notice;
+pub mod parts;
 pub mod transfer;
 
 pub use adapter::AdapterId;

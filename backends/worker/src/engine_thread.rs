@@ -25,6 +25,7 @@ use penstock_kernels::host::CopyUse;
 use penstock_proto::frames::{
     Cancel, EngineState, Generate, GpuState, Notice, NoticeKind, Output, Prefetch, Ready, Step, UpBody, Window,
 };
+use penstock_proto::parts::{split_ready, split_step};
 use penstock_proto::transfer::Fetch;
 use penstock_proto::{
     BLOCK_TOKENS, Capabilities, Capability, Epoch, ErrorKind, GatewayId, PROTOCOL_VERSION, RequestId, SessionId, WorkId,
@@ -535,6 +536,10 @@ impl Desk {
     }
 
     fn attach(&mut self, (session, gateway): (SessionId, GatewayId), epoch: Epoch, frames: mpsc::Sender<UpBody>) {
+        if self.sessions.is_empty() {
+            // The snapshot has these changes, and there is no other reader.
+            self.tiers.iter().for_each(|tiers| drop(tiers.take_events()));
+        }
         let state = self.state();
         let adapters = self.adapters();
         let ReadyInfo { model, tokenizer_hash, model_hash, numerics_id, vocab_size, device, .. } = &self.info;
@@ -577,8 +582,10 @@ impl Desk {
             found_weights: matches!(self.info.weights, Some(CopyUse::Shared { .. })),
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
+        let (ready, rest) = split_ready(ready, self.steps);
         if frames.try_send(UpBody::Ready(ready)).is_ok() {
             self.sessions.insert(session, SessionView { gateway, frames, accepted: 0, waiting: None });
+            rest.into_iter().for_each(|step| self.answer(session, UpBody::Step(step)));
             self.troubles.current().into_iter().for_each(|notice| self.answer(session, UpBody::Notice(notice)));
             self.gpu.clone().into_iter().for_each(|state| self.answer(session, UpBody::Gpu(state)));
         }
@@ -673,7 +680,7 @@ impl Desk {
         for (session, view) in &self.sessions {
             let outputs = theirs.remove(session).unwrap_or_default();
             let step = Step { outputs, accepted: view.accepted, state: states.next(), ..rest.clone() };
-            if view.frames.try_send(UpBody::Step(step)).is_err() {
+            if split_step(step).into_iter().any(|part| view.frames.try_send(UpBody::Step(part)).is_err()) {
                 slow.push(*session);
             }
         }

@@ -9,6 +9,7 @@ use penstock_link::Tls;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Down, DownBody, Hello, Loading, Refused, Step, Up, UpBody};
 use penstock_proto::handshake::{Challenge, NONCE_BYTES, PoolKey, Side};
+use penstock_proto::parts::PART_BYTES_MAX;
 use penstock_proto::{Epoch, ErrorKind, GatewayId, PROTOCOL_VERSION, SessionId, codec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -301,6 +302,9 @@ impl Host {
                             _ => {}
                         }
                         writer.queue(body)?;
+                        if writer.output.len() >= PART_BYTES_MAX {
+                            writer.flush().await?;
+                        }
                     }
                     writer.flush().await?;
                 }

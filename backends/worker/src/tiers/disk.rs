@@ -33,7 +33,7 @@ const SEGMENT_BYTES: usize = 256 << 20;
 /// Alignment of slots in a segment, in bytes.
 const PAGE: usize = 4096;
 
-/// Most slots of a tier: the worker's first report of them fits one frame.
+/// Most slots of a tier: their plan takes 36 MB of memory, and a report of them to a gateway 7 to 16 MB.
 const SLOTS_MAX: usize = 400_000;
 
 /// Most workers whose disk tiers lie under one path.
