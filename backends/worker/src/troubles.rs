@@ -1,6 +1,7 @@
 //! Troubles that cost time but fail no request: KV transfers that fail, tiers that are off. Each is logged and
 //! reported to the gateways when it begins and when it is over, and in between once in a while, with the number of its
-//! occurrences.
+//! occurrences. A transfer that fails now and then is not reported each time. A tier is: it is off for seconds at
+//! least, and says so once however long that lasts.
 
 use penstock_proto::frames::{Notice, NoticeKind};
 use std::collections::HashMap;
@@ -37,7 +38,10 @@ impl Troubles {
             oldest.and_then(|oldest| self.known.remove(&oldest));
         }
         let count = match self.known.get_mut(&key) {
-            Some(trouble) if now.saturating_duration_since(trouble.said) < AGAIN => {
+            Some(trouble)
+                if now.saturating_duration_since(trouble.said) < AGAIN
+                    && (kind == NoticeKind::Transfer || !trouble.is_over) =>
+            {
                 trouble.unsaid += 1;
                 why.clone_into(&mut trouble.why);
                 return None;
@@ -109,6 +113,21 @@ mod tests {
         assert_eq!(troubles.works(NoticeKind::Transfer, PEER), None, "that was said");
         // A trouble that comes and goes is not reported each time.
         assert_eq!((fails(&mut troubles, 61), fails(&mut troubles, 121)), (None, Some(2)));
+    }
+
+    #[test]
+    fn a_tier_is_said_to_be_off_each_time_it_goes_off() {
+        let (mut troubles, began) = (Troubles::default(), Instant::now());
+        let off = |troubles: &mut Troubles, seconds: u64, why: &str| {
+            troubles.happened(NoticeKind::Tier, "disk", why, began + Duration::from_secs(seconds))
+        };
+        assert!(off(&mut troubles, 0, "torn out").is_some());
+        assert!(troubles.works(NoticeKind::Tier, "disk").is_some() && troubles.current().is_empty());
+        // The disk is never tried with success again, so nothing would tell a later time.
+        let again = off(&mut troubles, 6, "no such folder").expect("it is off again");
+        assert_eq!((again.why.as_str(), again.count), ("no such folder", 1));
+        assert_eq!(troubles.current(), [again], "a gateway that comes now is told");
+        assert!(troubles.works(NoticeKind::Tier, "disk").is_some());
     }
 
     #[test]
