@@ -109,11 +109,15 @@ async fn transfer(peers: &Arc<Peers>, errand: Errand, progress: &mut Progress) -
             AnswerBody::First(first) => peers.tell(Command::First { id: place.id, first }).await?,
             AnswerBody::Alive(_) => {}
             AnswerBody::End(end) => {
-                while let Some(page) = timeout(SILENCE, lanes.next()).await.map_err(|_| Fault::Silent)? {
-                    take(peers, about, &place, page?, Source::Beside, progress).await?;
-                }
                 progress.vouch(end.blocks as usize, errand.blocks);
                 let all = end.complete && progress.report.vouched == errand.blocks;
+                let bytes = (errand.blocks * about.block_bytes) as u64;
+                // Once everything is there, nobody waits for connections that still try to join.
+                while !(all && progress.report.bytes >= bytes)
+                    && let Some(page) = timeout(SILENCE, lanes.next()).await.map_err(|_| Fault::Silent)?
+                {
+                    take(peers, about, &place, page?, Source::Beside, progress).await?;
+                }
                 return if all { Ok(()) } else { Err(Fault::Partly(progress.report.vouched)) };
             }
             AnswerBody::Refused(refused) => return Err(Fault::Refused(refused.message)),

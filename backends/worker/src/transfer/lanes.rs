@@ -8,7 +8,8 @@
 //! One idea: the further connections carry pages and nothing else. The meaning of pages, the usable blocks and the end
 //! stay with the first connection, whose end is sent after the ends of the others; one that breaks ends the transfer.
 //! The asker makes the ticket, and the holder knows it before it sends the welcome, so that no connection comes too
-//! early.
+//! early. One that comes too late, because a short transfer is over meanwhile, or that cannot be opened, is absent: it
+//! gets no page, and nothing is missing.
 
 use super::Peers;
 use super::ask;
@@ -18,8 +19,9 @@ use penstock_proto::transfer::{Answer, AnswerBody, End, Page};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::task::JoinSet;
+use tracing::debug;
 
 /// Most connections of one transfer.
 pub(crate) const STREAMS_MAX: usize = 16;
@@ -63,10 +65,10 @@ impl Meeting {
         self.waiting().contains_key(ticket)
     }
 
-    /// Hands a connection to the transfer that waits for it.
-    pub(super) fn join(&self, ticket: &Ticket, link: Link) -> Result<(), Fault> {
-        let transfer = self.waiting().get(ticket).cloned().ok_or(Fault::Unexpected)?;
-        transfer.try_send(link).map_err(|_| Fault::Unexpected)
+    /// Hands a connection to the transfer that waits for it; gives it back if the transfer takes none any more.
+    pub(super) fn join(&self, ticket: &Ticket, link: Link) -> Option<Link> {
+        let Some(transfer) = self.waiting().get(ticket).cloned() else { return Some(link) };
+        transfer.try_send(link).err().map(TrySendError::into_inner)
     }
 }
 
@@ -102,15 +104,19 @@ impl LanesOut {
         let Some(joining) = &mut self.joining else { return std::future::pending().await };
         tokio::select! {
             Some(link) = joining.links.recv() => {
-                // One page waits while one is sent.
-                let (lane, pages) = mpsc::channel(1);
-                if self.lanes.len() + 1 < STREAMS_MAX {
-                    self.lanes.push(lane);
-                    self.tasks.spawn(carry(Arc::clone(&self.peers), link, pages));
-                }
+                self.add(link);
                 Ok(())
             }
             Some(ended) = self.tasks.join_next() => ended.unwrap_or(Err(Fault::Ending)).and(Err(Fault::Closed)),
+        }
+    }
+
+    fn add(&mut self, link: Link) {
+        // One page waits while one is sent.
+        let (lane, pages) = mpsc::channel(1);
+        if self.lanes.len() + 1 < STREAMS_MAX {
+            self.lanes.push(lane);
+            self.tasks.spawn(carry(Arc::clone(&self.peers), link, pages));
         }
     }
 
@@ -121,8 +127,13 @@ impl LanesOut {
             .try_fold(page, |page, lane| lane.try_send(page).map_or_else(|back| Some(back.into_inner()), |()| None))
     }
 
-    /// Waits until all connections have sent their pages and their ends.
+    /// Waits until all connections have sent their pages and their ends. Those that have joined since the last page get
+    /// their end, too.
     pub(super) async fn finish(&mut self) -> Result<(), Fault> {
+        self.joining.iter_mut().for_each(|joining| joining.links.close());
+        while let Some(link) = self.joining.as_mut().and_then(|joining| joining.links.try_recv().ok()) {
+            self.add(link);
+        }
         self.joining = None;
         self.lanes.clear();
         while let Some(ended) = self.tasks.join_next().await {
@@ -140,6 +151,11 @@ async fn carry(peers: Arc<Peers>, mut link: Link, mut pages: mpsc::Receiver<Page
         link.outgoing.send(&Answer { body: Some(AnswerBody::Page(page)) }).await?;
         peers.meters.bytes_out.fetch_add(size, Ordering::Relaxed);
     }
+    end(&mut link).await
+}
+
+/// Ends a further connection.
+pub(super) async fn end(link: &mut Link) -> Result<(), Fault> {
     link.answer(AnswerBody::End(End { blocks: 0, complete: true })).await
 }
 
@@ -160,7 +176,7 @@ impl LanesIn {
         Self { pages, tasks }
     }
 
-    /// Next page of any connection; `None` if all have ended normally. Cancel-safe.
+    /// Next page of any connection; `None` if all have ended normally or are absent. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Result<Page, Fault>> {
         loop {
             tokio::select! {
@@ -177,9 +193,16 @@ impl LanesIn {
     }
 }
 
-/// Reads the pages of one further connection into the common queue, to the connection's end.
+/// Reads the pages of one further connection into the common queue, to the connection's end. A connection that does not
+/// get to join is absent.
 async fn read(peers: Arc<Peers>, from: String, ticket: Ticket, pages: mpsc::Sender<Page>) -> Result<(), Fault> {
-    let (mut link, _) = ask::greeted(&peers, &from, Some(Part::Joins(ticket))).await?;
+    let mut link = match ask::greeted(&peers, &from, Some(Part::Joins(ticket))).await {
+        Ok((link, _)) => link,
+        Err(why) => {
+            debug!(%why, "a KV transfer has one connection less");
+            return Ok(());
+        }
+    };
     loop {
         match link.incoming.next::<Answer>().await?.body {
             Some(AnswerBody::Page(page)) => pages.send(page).await.map_err(|_| Fault::Ending)?,

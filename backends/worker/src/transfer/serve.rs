@@ -1,6 +1,6 @@
 //! Serving side of a transfer: sends blocks that it has, or computes them first.
 
-use super::lanes::LanesOut;
+use super::lanes::{LanesOut, end};
 use super::link::{Fault, GREETING_DEADLINE, Link, Purpose, Question};
 use super::memory::{Filled, Lent};
 use super::{PREFILL_DEADLINE, Peers};
@@ -96,7 +96,11 @@ async fn serve(peers: &Arc<Peers>, caller: Caller, stranger: Stranger) -> Result
     let (mut link, purpose) = stranger.within(greeted(peers, caller)).await.ok_or(Fault::Displaced)??;
     let Question { body, ring, joining } = match purpose {
         Purpose::Question(question) => *question,
-        Purpose::Joins(ticket) => return peers.meeting.join(&ticket, link),
+        Purpose::Joins(ticket) => {
+            let Some(mut late) = peers.meeting.join(&ticket, link) else { return Ok(()) };
+            // The transfer has sent its last page since the welcome.
+            return end(&mut late).await;
+        }
     };
     let Ok(_place) = peers.served.try_acquire() else {
         return link.answer(AnswerBody::Refused(Refused { message: "too many transfers are under way".into() })).await;

@@ -5,12 +5,12 @@ use penstock_fleet_tests::apart::{KINDS, Kind, request, undisturbed};
 use penstock_fleet_tests::dial::{Session, Told, generate};
 use penstock_fleet_tests::matrix::descriptors;
 use penstock_fleet_tests::relay::Relay;
-use penstock_fleet_tests::{Dir, Worker, certify_for, free_port, read, wait_for};
+use penstock_fleet_tests::{Dir, Worker, certify_for, free_port, job, read, wait_for};
 use penstock_link::Tls;
 use penstock_pool::{FleetRuntime, Pool, PoolConfig, Trouble, WorkerPhase};
-use penstock_proto::BLOCK_TOKENS;
-use penstock_proto::frames::{DownBody, EngineState, Generate, TransferState};
+use penstock_proto::frames::{DownBody, EngineState, Generate, Pull, Step, TransferState};
 use penstock_proto::handshake::PoolKey;
+use penstock_proto::{BLOCK_TOKENS, BlockHasher};
 use std::net::SocketAddr;
 use std::process::Command;
 
@@ -126,6 +126,37 @@ async fn peers_are_dialled_by_the_name_that_their_certificate_is_for() {
     };
     let came = wait_for(came).await.unwrap_or_else(|| panic!("{:?}", pool.status()));
     assert_eq!((came.completed, came.failed), (1, 0), "{came:?}");
+}
+
+#[tokio::test]
+async fn short_transfers_are_over_before_their_further_streams_have_joined() {
+    const COUNT: u64 = 20;
+    let (members, runtime) = (Members::new(), FleetRuntime::start().expect("the fleet runtime starts"));
+    let (_p, sessions, at_p) = members.start("p", "prefill");
+    let pool = members.pool(&runtime, &[sessions]);
+    all_ready(&pool).await;
+    // One block each, and a token behind it.
+    let prompt = |n: u64| (0..=BLOCK_TOKENS as u32).map(|at| 1 + (n as u32 * 100 + at * 37) % 4000).collect::<Vec<_>>();
+    for n in 0..COUNT {
+        assert_eq!(read(&mut pool.submit(job(prompt(n), 1, 1)).expect("taken")).await.failed, None);
+    }
+    let mut args = vec!["--role", "decode"];
+    args.extend(members.args.iter().map(String::as_str));
+    let d = Worker::start(BINARY, &members.dir, "d", &args);
+    let mut session = Session::with(&d).await;
+    let hasher = BlockHasher::for_request(b"t", &session.ready.numerics_id);
+    for n in 0..COUNT {
+        let hashes = hasher.chain(&prompt(n)).into_iter().map(|hash| hash.to_bytes().to_vec()).collect();
+        let pull = Pull { id: n, from: format!("tcp://{at_p}"), hashes, deadline_seconds: 20.0 };
+        let pulled = session.pull(pull).await;
+        assert_eq!((pulled.blocks, pulled.why.as_str()), (1, ""), "{n}");
+    }
+    let ended = |step: &Step| {
+        let transfers = step.state.as_ref().and_then(|state| state.transfers);
+        transfers.map_or(0, |transfers| transfers.completed + transfers.failed) == COUNT
+    };
+    let transfers = session.until(ended).await.state.and_then(|state| state.transfers).expect("told");
+    assert_eq!((transfers.completed, transfers.failed, transfers.blocks_in), (COUNT, 0, COUNT));
 }
 
 /// Lets connection `number` of the transfer break when a part has come. With `another`, there is another prefill
