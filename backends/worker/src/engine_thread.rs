@@ -625,7 +625,12 @@ impl Desk {
         }
         generate.request = id.0;
         generate.turn = self.turns.place(gateway, id, generate.turn);
-        self.compile(generate);
+        if self.is_draining {
+            // The engine refuses it at once: it waits neither for its grammar nor for blocks.
+            self.engine.submit(generate);
+        } else {
+            self.compile(generate);
+        }
     }
 
     /// Translates the numbers back and sends each session its frame.

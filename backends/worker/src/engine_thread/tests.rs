@@ -165,3 +165,19 @@ fn a_drain_lets_a_request_go_on_whose_grammar_is_being_compiled() {
     assert_eq!(reason(&worker.read(1)[&(1, 0)]), FinishReason::Stop);
     while worker.frames.blocking_recv().is_some() {}
 }
+
+#[test]
+fn a_draining_worker_refuses_a_new_request_whose_grammar_it_does_not_know() {
+    let mut worker = Worker::start();
+    // The index of the vocabulary is made before the first grammar, so this request waits, and keeps the worker up.
+    worker.generate(1, guide(GuideKind::Regex, "[a-z]{3,5}"), 1);
+    worker.send(Command::Drain { exit: true });
+    worker.generate(2, guide(GuideKind::Regex, "[A-Z]{3,5}"), 2);
+    worker.generate(3, None, 1);
+    let ended = worker.read(4);
+    assert_eq!(reason(&ended[&(1, 0)]), FinishReason::Stop, "accepted before the drain");
+    for refused in [(2, 0), (2, 1), (3, 0)] {
+        let (tokens, finish) = &ended[&refused];
+        assert_eq!((*tokens, finish.error_kind), (0, ErrorKind::Draining as i32), "{finish:?}");
+    }
+}
