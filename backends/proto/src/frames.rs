@@ -176,7 +176,8 @@ pub struct Ready {
     /// Load and capacity of the engine at this moment.
     #[prost(message, optional, tag = "14")]
     pub state: Option<EngineState>,
-    /// BLAKE3 over the names, shapes and sizes in bytes of the weights and over config.json.
+    /// BLAKE3 over config.json and the name, type, shape and samples of the bytes of each weight. Two fine-tunes of one
+    /// model differ.
     #[prost(bytes = "vec", tag = "15")]
     pub model_hash: Vec<u8>,
     /// Address where other workers of the pool fetch KV; empty if the blocks of this worker cannot be moved.
