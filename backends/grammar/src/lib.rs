@@ -25,6 +25,7 @@
 mod cache;
 mod digits;
 mod error;
+mod expression;
 pub mod gbnf;
 mod grammar;
 mod kind;
@@ -40,6 +41,7 @@ mod vocabulary;
 
 pub use cache::{CacheSizes, Grammars};
 pub use error::{GrammarError, MatchError};
+pub use expression::unanchored;
 pub use grammar::Grammar;
 pub use kind::Kind;
 pub use matcher::{Mask, Matcher};

@@ -1,6 +1,7 @@
 //! Text of a grammar from outside, with its kind: the one form in which the gateway sends a grammar and workers take it.
 
 use crate::error::{GrammarError, too_large};
+use crate::expression::unanchored;
 use crate::kind::Kind;
 use crate::lark;
 use crate::schema::{self, Unenforced};
@@ -99,48 +100,9 @@ fn choice(choices: &[String]) -> TopLevelGrammar {
     TopLevelGrammar::from_lark(format!("start: {}", literals.join(" | ")))
 }
 
-/// Drops `^` in front and `$` at the end, which say no more than that the whole output matches. They stay where an
-/// alternative outside of groups gives them another meaning; the library then refuses them.
-pub(crate) fn unanchored(regex: &str) -> &str {
-    let (mut depth, mut in_class, mut escaped, mut split) = (0_i64, false, false, false);
-    for c in regex.chars() {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            '[' => in_class = true,
-            ']' => in_class = false,
-            '(' if !in_class => depth += 1,
-            ')' if !in_class => depth -= 1,
-            '|' if !in_class && depth == 0 => split = true,
-            _ => {}
-        }
-    }
-    if split {
-        return regex;
-    }
-    let regex = regex.strip_prefix('^').unwrap_or(regex);
-    let backslashes = |text: &str| text.chars().rev().take_while(|c| *c == '\\').count();
-    regex.strip_suffix('$').filter(|rest| backslashes(rest) % 2 == 0).unwrap_or(regex)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn anchors_around_the_whole_are_dropped() {
-        for (regex, want) in [
-            ("^a+$", "a+"),
-            (r"^a\$", r"a\$"),
-            (r"a\\$", r"a\\"),
-            ("^a|b$", "^a|b$"),
-            ("^(a|b)$", "(a|b)"),
-            ("^[|]$", "[|]"),
-            ("ab", "ab"),
-        ] {
-            assert_eq!(unanchored(regex), want, "{regex}");
-        }
-    }
 
     #[test]
     fn sizes_are_bounded_before_anything_is_parsed() {

@@ -9,15 +9,14 @@
 //! one lexeme. Free text and the mark that ends it are one regular expression: any text in which the mark occurs first at
 //! the very end. A format is written with the marks that must follow it, so that free text inside of it knows its end.
 
-mod expression;
 mod fields;
 mod tag;
 
+use crate::expression::{ANY, SOME, quoted, regex, without};
 use crate::gbnf;
 use crate::kind::Kind;
 use crate::schema;
 use crate::source::TEXT_BYTES_MAX;
-use expression::{ANY, SOME, quoted, regex, without};
 use fields::{Place, Written, flag, known, list, object, once, shown, string, strings};
 use serde_json::{Map, Value};
 use std::fmt::Write as _;

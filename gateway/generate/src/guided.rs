@@ -9,7 +9,9 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use penstock_grammar::structural_tag::{self, SpecialTokens, TagRules};
-use penstock_grammar::{CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary, gbnf};
+use penstock_grammar::{
+    CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary, gbnf, unanchored,
+};
 use penstock_pool::Guided;
 use penstock_proto::frames::{Guide, GuideKind};
 use penstock_text::{
@@ -145,7 +147,7 @@ impl Draft {
                 ContentForm::Json { schema, strict }
             }
             Some(Form::Object) => ContentForm::Object,
-            Some(Form::Regex(regex)) => ContentForm::Regex(regex),
+            Some(Form::Regex(regex)) => ContentForm::Regex(unanchored(&regex).to_owned()),
             Some(Form::Choice(choices)) => ContentForm::Choice(choices),
             Some(Form::Tag { start, rules }) => ContentForm::Rules { start, rules },
             Some(Form::Lark(text)) => {
@@ -407,6 +409,11 @@ mod tests {
             ResponseFormat::JsonObject,
             schema(WEATHER, true),
             ResponseFormat::Regex("a/b\\/c|[0-9]+".into()),
+            ResponseFormat::Regex(r"a\\/b".into()),
+            ResponseFormat::Regex(r"[\\/]+".into()),
+            ResponseFormat::Regex("a\\\nb".into()),
+            ResponseFormat::Regex("^[a-z]+$".into()),
+            ResponseFormat::Regex(String::new()),
             ResponseFormat::Choice(vec!["yes".into(), "no \"".into()]),
             ResponseFormat::Grammar { text: "start: \"a\"+".into(), syntax: None },
             ResponseFormat::Grammar { text: "root ::= [a-z/]+ \"\\n\"".into(), syntax: None },

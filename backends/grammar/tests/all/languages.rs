@@ -1,8 +1,10 @@
 //! What each kind of source lets through.
 
 use crate::common::{TABLE, VOCABULARY, allowed, bytes, grammar, schema, schemas, sources, walk};
+use penstock_grammar::structural_tag::{SpecialTokens, to_rules};
 use penstock_grammar::{Grammar, GrammarError, Source};
 use serde_json::{Value, json};
+use std::ops::Range;
 
 /// Returns true if `text` is accepted whole; its bytes are matched with one token each.
 fn accepts(source: &Source, text: &str) -> bool {
@@ -61,6 +63,35 @@ fn regexes_and_choices_match_whole() {
     check(&Source::regex("ä{2}"), &["ää"], &["ä", "aa"]);
     check(&Source::choice(["a", "ab", "", "\"/\n", r"\x41"]), &["a", "ab", "", "\"/\n", r"\x41"], &["b", "abc", "A"]);
     check(&Source::lark("start: \"[\" (WORD (\",\" WORD)*)? \"]\"\nWORD: /[a-z]+/"), &["[]", "[a,bc]"], &["[a,]", "a"]);
+}
+
+struct NoSpecials;
+
+impl SpecialTokens for NoSpecials {
+    fn name(&self, _: u32) -> Option<&str> {
+        None
+    }
+
+    fn find(&self, _: &str) -> Vec<(Range<usize>, u32)> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn slashes_and_line_breaks_of_a_regex_mean_the_same_in_a_structural_tag() {
+    for (pattern, good, bad) in [
+        (r"a\\/b", [r"a\/b"; 2], ["a/b", r"a\\/b"]),
+        (r"[\\/]+", ["/", r"\/\"], ["", "a"]),
+        (r"a\/b/", ["a/b/"; 2], ["a/b", r"a\/b/"]),
+        ("a\\\nb", ["a\nb"; 2], [r"a\nb", "anb"]),
+        ("a\\\\\nb", ["a\\\nb"; 2], ["a\nb", r"a\nb"]),
+    ] {
+        let tag = json!({"format": {"type": "regex", "pattern": pattern}});
+        let rules = to_rules(&tag.to_string(), &NoSpecials).expect("a tag");
+        for source in [Source::lark(format!("start: {}\n{}", rules.start, rules.rules)), Source::regex(pattern)] {
+            check(&source, &good, &bad);
+        }
+    }
 }
 
 #[test]

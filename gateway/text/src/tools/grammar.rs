@@ -319,11 +319,9 @@ impl<'a> Lark<'a> {
             ContentForm::Free => None,
             ContentForm::Object => Some(self.compact_json(&json!({ "type": "object" }), false)),
             ContentForm::Json { schema, strict } => Some(self.compact_json(schema, *strict)),
-            // A slash ends a regular expression of Lark's, and a line break its line.
-            ContentForm::Regex(regex) => {
-                let regex = regex.replace("\\/", "/").replace('/', "\\/").replace('\n', "\\n").replace('\r', "\\r");
-                Some(self.terminal(&format!("/{regex}/")))
-            }
+            // Two slashes would begin a comment.
+            ContentForm::Regex(regex) if regex.is_empty() => Some(self.terminal("\"\"")),
+            ContentForm::Regex(regex) => Some(self.terminal(&format!("/{}/", one_line(regex)))),
             ContentForm::Rules { start, rules } => {
                 self.rules.push_str(rules);
                 Some(start.clone())
@@ -479,10 +477,17 @@ pub(super) fn string_pattern(schema: &Value, end: &str) -> Result<Option<String>
 /// ends.
 fn whole_pattern(pattern: &str) -> Result<String, ()> {
     let inner = pattern.strip_prefix('^').unwrap_or(pattern);
-    let (front, anchored) =
-        (if inner.len() < pattern.len() { "" } else { "(?s:.*)" }, inner.ends_with('$') && !inner.ends_with("\\$"));
+    let front = if inner.len() < pattern.len() { "" } else { "(?s:.*)" };
+    let backslashes = |text: &str| text.chars().rev().take_while(|c| *c == '\\').count();
+    let anchored = inner.strip_suffix('$').is_some_and(|rest| backslashes(rest) % 2 == 0);
     let (inner, back) = if anchored { (&inner[..inner.len() - 1], "") } else { (inner, "(?s:.*)") };
-    let plain = inner.replace("\\^", "").replace("\\$", "").replace("[^", "");
+    let mut escaped = false;
+    let is_plain = |c: &char| {
+        let is_plain = !escaped && *c != '\\';
+        escaped = !escaped && !is_plain;
+        is_plain
+    };
+    let plain = inner.chars().filter(is_plain).collect::<String>().replace("[^", "");
     // An anchor outside a group binds to one alternative only.
     if plain.contains(['^', '$', '\n', '\r'])
         || inner.contains("(?")
@@ -490,12 +495,27 @@ fn whole_pattern(pattern: &str) -> Result<String, ()> {
     {
         return Err(());
     }
-    // A slash ends a regular expression of Lark's.
-    let inner = inner.replace("\\/", "/").replace('/', "\\/");
+    let inner = one_line(inner);
     if inner.is_empty() && front.is_empty() && back.is_empty() {
         return Err(());
     }
     Ok(format!("/{front}({inner}){back}/"))
+}
+
+/// A regular expression without what ends one in Lark: slashes and line breaks are escaped, once each. A character
+/// behind a backslash belongs to it, so the slash in `\\/` is one that stands alone. Structural tags have the same scan.
+fn one_line(pattern: &str) -> String {
+    let (mut out, mut characters) = (String::with_capacity(pattern.len()), pattern.chars());
+    while let Some(c) = characters.next() {
+        let (escaped, c) = if c == '\\' { (true, characters.next()) } else { (false, Some(c)) };
+        match c {
+            Some('/') => out.push_str("\\/"),
+            Some('\n') => out.push_str("\\n"),
+            Some('\r') => out.push_str("\\r"),
+            c => out.extend(escaped.then_some('\\').into_iter().chain(c)),
+        }
+    }
+    out
 }
 
 /// A text as a part of a regular expression.
@@ -517,8 +537,12 @@ mod tests {
     fn patterns_are_of_the_whole_text() {
         assert_eq!(whole_pattern("^a+$").as_deref(), Ok("/(a+)/"));
         assert_eq!(whole_pattern("a/b").as_deref(), Ok("/(?s:.*)(a\\/b)(?s:.*)/"));
+        assert_eq!(whole_pattern(r"a\/[\\/]").as_deref(), Ok(r"/(?s:.*)(a\/[\\\/])(?s:.*)/"));
         assert_eq!(whole_pattern("^(a|b)$").as_deref(), Ok("/((a|b))/"));
         assert_eq!(whole_pattern("^[^a]$").as_deref(), Ok("/([^a])/"));
+        assert_eq!(whole_pattern(r"^a\\$").as_deref(), Ok(r"/(a\\)/"));
+        assert_eq!(whole_pattern(r"^a\$").as_deref(), Ok(r"/(a\$)(?s:.*)/"));
+        assert_eq!(whole_pattern(r"a\\^b"), Err(()));
         assert_eq!(whole_pattern("^a|b"), Err(()));
         assert_eq!(whole_pattern("a$b"), Err(()));
         assert_eq!(whole_pattern("(?=a)"), Err(()));
