@@ -33,6 +33,7 @@ mod lark;
 mod library;
 mod matcher;
 mod narrow;
+mod pointer;
 mod runs;
 mod schema;
 mod source;
@@ -50,4 +51,4 @@ pub use source::Source;
 pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
 
 /// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.
-pub const VERSION: &str = "llguidance-1.9.1+4";
+pub const VERSION: &str = "llguidance-1.9.1+5";

@@ -47,7 +47,7 @@ pub(crate) fn values(schema: &mut Value) {
 }
 
 /// Calls `work` with each schema in a schema, itself included.
-fn each(schema: &mut Value, work: &mut impl FnMut(&mut Map<String, Value>)) {
+pub(crate) fn each(schema: &mut Value, work: &mut impl FnMut(&mut Map<String, Value>)) {
     let Value::Object(map) = schema else { return };
     work(map);
     for (key, value) in map {

@@ -4,6 +4,7 @@
 use crate::error::{GrammarError, too_large};
 use crate::kind::Kind;
 use crate::narrow;
+use crate::pointer::{Plain, has_escapes, resolve, resolve_mut};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 
@@ -27,6 +28,9 @@ const COUNT_MAX: u64 = 10_000_000;
 
 /// Most schemas that references reach outside of the keywords that hold schemas.
 const ELSEWHERE_MAX: usize = 64;
+
+/// Most values in copies of schemas whose names have slashes: they may lie within each other.
+const COPIED_MAX: u64 = 100_000;
 
 /// Key under which the library takes its own options.
 const OPTIONS: &str = "x-guidance";
@@ -140,6 +144,7 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
         has_optional: false,
         merges: false,
         is_open: false,
+        escapes: false,
     };
     audit.look(&schema, &mut String::new(), 0)?;
     let elsewhere = audit.look_elsewhere()?;
@@ -150,11 +155,12 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
         return Err(GrammarError::TooLarge { kind, what: "expanded alternatives", size, limit: EXPANDED_MAX });
     }
     audit.counts_of_merged();
-    let (unenforced, is_open) = (audit.unenforced, audit.is_open);
+    let (unenforced, is_open, escapes) = (audit.unenforced, audit.is_open, audit.escapes);
     narrow::values(&mut schema);
-    for pointer in elsewhere {
-        resolve_mut(&mut schema, &pointer).into_iter().for_each(narrow::values);
+    for pointer in &elsewhere {
+        resolve_mut(&mut schema, pointer).into_iter().for_each(narrow::values);
     }
+    let schema = if escapes { plain_references(kind, schema, &elsewhere)? } else { schema };
     let schema = match schema {
         Value::Object(map) => with_options(map, is_open),
         // A boolean cannot carry the options.
@@ -163,6 +169,25 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
         _ => return Err(GrammarError::malformed(kind, "a schema is an object or a boolean")),
     };
     Ok((schema, unenforced))
+}
+
+/// Writes references without escapes, as the library takes them. `elsewhere`: places of schemas outside of the keywords
+/// that hold schemas.
+fn plain_references(kind: Kind, schema: Value, elsewhere: &[String]) -> Result<Value, GrammarError> {
+    let (mut plain, mut written) = (Plain::new(&schema), schema.clone());
+    narrow::each(&mut written, &mut |map| plain.write(&schema, map));
+    for pointer in elsewhere {
+        resolve_mut(&mut written, pointer)
+            .into_iter()
+            .for_each(|found| narrow::each(found, &mut |map| plain.write(&schema, map)));
+    }
+    let size = plain.originals(&written).map(|(_, schema)| count(schema)).fold(0, u64::saturating_add);
+    if size > COPIED_MAX {
+        let what = "values under names with slashes that references reach";
+        return Err(GrammarError::TooLarge { kind, what, size, limit: COPIED_MAX });
+    }
+    plain.copy(&mut written);
+    Ok(written)
 }
 
 /// Sets the library's options: no blanks, or one behind each comma and colon where the schema's own options say so;
@@ -216,6 +241,8 @@ struct Audit<'a> {
     merges: bool,
     /// True if some object has properties by name and may have others.
     is_open: bool,
+    /// True if some reference has escapes.
+    escapes: bool,
 }
 
 impl<'a> Audit<'a> {
@@ -251,7 +278,7 @@ impl<'a> Audit<'a> {
         let mut elsewhere = Vec::new();
         while let Some(target) = self.targets.pop() {
             let is_new = |schema: &&Value| schema.is_object() && !self.seen.contains(&std::ptr::from_ref(*schema));
-            let Some(schema) = resolve(self.root, target).filter(is_new) else { continue };
+            let Some(schema) = resolve(self.root, target).map(|(schema, _)| schema).filter(is_new) else { continue };
             too_large(self.kind, "references outside of definitions", elsewhere.len() + 1, ELSEWHERE_MAX)?;
             let mut pointer = target.trim_start_matches('#').to_owned();
             let level = pointer.matches('/').count();
@@ -293,6 +320,7 @@ impl<'a> Audit<'a> {
             let why = "only JSON pointers are followed";
             return Err(GrammarError::Unsupported { kind: self.kind, feature: feature(), why });
         }
+        self.escapes |= has_escapes(target);
         self.targets.push(target);
         Ok(())
     }
@@ -460,7 +488,8 @@ impl<'a> Audit<'a> {
     /// Weighs a schema that is merged with others: the target of a reference is merged too.
     fn weigh_target(&mut self, schema: &'a Value, level: usize) -> Weight {
         let target = schema.get("$ref").and_then(Value::as_str);
-        let Some((target, resolved)) = target.and_then(|target| Some((target, resolve(self.root, target)?))) else {
+        let Some((target, (resolved, _))) = target.and_then(|target| Some((target, resolve(self.root, target)?)))
+        else {
             return self.weigh(schema, level);
         };
         match self.weights.get(target) {
@@ -494,22 +523,6 @@ fn depth(kind: Kind, value: &Value, level: usize) -> Result<(), GrammarError> {
         Value::Object(map) => map.values().try_for_each(|value| depth(kind, value, level + 1)),
         _ => Ok(()),
     }
-}
-
-fn resolve<'a>(root: &'a Value, target: &str) -> Option<&'a Value> {
-    let path = target.strip_prefix("#/")?;
-    path.split('/').try_fold(root, |value, part| match value {
-        Value::Array(list) => list.get(part.parse::<usize>().ok()?),
-        value => value.get(part),
-    })
-}
-
-fn resolve_mut<'a>(root: &'a mut Value, target: &str) -> Option<&'a mut Value> {
-    let path = target.strip_prefix("#/")?;
-    path.split('/').try_fold(root, |value, part| match value {
-        Value::Array(list) => list.get_mut(part.parse::<usize>().ok()?),
-        value => value.get_mut(part),
-    })
 }
 
 /// Number of properties of an object schema that are not required.

@@ -135,6 +135,28 @@ fn references_stay_in_the_document() {
 }
 
 #[test]
+fn schemas_behind_references_with_escapes_are_looked_at_where_they_are() {
+    let schema = json!({
+        "prefixItems": [{"$ref": "#/$defs/a~1b"}, {"$ref": "#/x/c%20d"}],
+        "$defs": {"a/b": {"uniqueItems": true}},
+        "x": {"c d": {"not": {}}},
+    });
+    assert_eq!(reported(schema), ["`uniqueItems` at /$defs/a~1b", "`not` at /x/c%20d"]);
+}
+
+#[test]
+fn copies_of_schemas_within_each_other_are_bounded() {
+    let values: Vec<usize> = (0..5000).collect();
+    let nested = |levels| (0..levels).fold(json!({"const": values}), |inner, _| json!({"n/": inner}));
+    let refs = |levels| -> Vec<Value> {
+        (1..=levels).map(|level| json!({"$ref": format!("#/x{}", "/n~1".repeat(level))})).collect()
+    };
+    let made = |levels| prepare_value(Kind::JsonSchema, json!({"x": nested(levels), "prefixItems": refs(levels)}));
+    assert!(made(10).is_ok());
+    assert!(matches!(made(30), Err(GrammarError::TooLarge { limit: 100_000, .. })));
+}
+
+#[test]
 fn the_librarys_options_are_ours() {
     let (schema, _) = prepare(Kind::JsonSchema, r#"{"x-guidance": {"whitespace_flexible": true}}"#).expect("taken");
     assert_eq!(schema[OPTIONS]["whitespace_flexible"], json!(false));

@@ -95,6 +95,37 @@ fn slashes_and_line_breaks_of_a_regex_mean_the_same_in_a_structural_tag() {
 }
 
 #[test]
+fn references_are_pointers_with_escapes() {
+    for (name, reference) in [
+        ("a/b", "#/$defs/a~1b"),
+        ("a~b", "#/$defs/a~0b"),
+        ("List<string>", "#/$defs/List%3Cstring%3E"),
+        ("List<string>", "#/$defs/List<string>"),
+        ("p/q~r%", "#/$defs/p~1q~0r%25"),
+        ("a%20b", "#/$defs/a%20b"),
+    ] {
+        let number = json!({"type": "integer", "minimum": 1, "maximum": 7});
+        let list = json!({"type": "array", "items": {"$ref": reference}, "$defs": {name: number}});
+        check(&schema(&list), &["[]", "[7,1]"], &["[8]", "[\"a\"]", "[7,null]"]);
+    }
+    let node = json!({"type": "array", "items": {"$ref": "#/$defs/tree~1node"}, "maxItems": 2});
+    let tree = json!({"$ref": "#/$defs/tree~1node", "$defs": {"tree/node": node}});
+    check(&schema(&tree), &["[]", "[[],[[]]]"], &["[1]", "[[],[],[]]"]);
+    // Through such a name, and to a schema that no keyword holds.
+    let parts = json!({
+        "type": "array",
+        "prefixItems": [{"$ref": "#/parts/a~1b/properties/c"}, {"$ref": "#/parts/a~1b"}],
+        "items": false,
+        "minItems": 2,
+        "parts": {"a/b": {"type": "object", "properties": {"c": {"const": 1}}, "additionalProperties": false}},
+    });
+    check(&schema(&parts), &[r#"[1,{"c":1}]"#, "[1,{}]"], &[r#"[2,{}]"#, r#"[1,{"c":2}]"#, r#"[1,{"d":1}]"#]);
+    // What looks like a reference in a value is a value.
+    let value = json!({"enum": [{"$ref": "#/$defs/a~1b"}], "items": {"$ref": "#/$defs/a~1b"}, "$defs": {"a/b": true}});
+    check(&schema(&value), &[r##"{"$ref":"#/$defs/a~1b"}"##], &["{}"]);
+}
+
+#[test]
 fn schemas_inside_of_lark_are_compact() {
     let source = Source::lark("start: \"<\" %json {\"type\": \"array\", \"items\": {\"type\": \"integer\"}} \">\"");
     check(&source, &["<[1,2]>", "<[]>"], &["<[1, 2]>", "< []>"]);
