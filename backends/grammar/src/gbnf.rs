@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
             }
         }
         // Lark's strings have JSON's escapes, and refuse the delete character as it is.
-        Ok(serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007f"))
+        Ok(crate::expression::quoted(&text))
     }
 
     fn class(&mut self) -> Result<String, GbnfError> {

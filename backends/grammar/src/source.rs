@@ -1,7 +1,7 @@
 //! Text of a grammar from outside, with its kind: the one form in which the gateway sends a grammar and workers take it.
 
 use crate::error::{GrammarError, too_large};
-use crate::expression::unanchored;
+use crate::expression::{quoted, unanchored};
 use crate::kind::Kind;
 use crate::lark;
 use crate::schema::{self, Unenforced};
@@ -95,8 +95,7 @@ impl Source {
 }
 
 fn choice(choices: &[String]) -> TopLevelGrammar {
-    let literals: Vec<String> =
-        choices.iter().map(|choice| serde_json::Value::from(choice.as_str()).to_string()).collect();
+    let literals: Vec<String> = choices.iter().map(|choice| quoted(choice)).collect();
     TopLevelGrammar::from_lark(format!("start: {}", literals.join(" | ")))
 }
 

@@ -62,6 +62,7 @@ fn regexes_and_choices_match_whole() {
     check(&Source::regex(""), &[""], &["a"]);
     check(&Source::regex("ä{2}"), &["ää"], &["ä", "aa"]);
     check(&Source::choice(["a", "ab", "", "\"/\n", r"\x41"]), &["a", "ab", "", "\"/\n", r"\x41"], &["b", "abc", "A"]);
+    check(&Source::choice(["a\u{7f}"]), &["a\u{7f}"], &["a"]);
     check(&Source::lark("start: \"[\" (WORD (\",\" WORD)*)? \"]\"\nWORD: /[a-z]+/"), &["[]", "[a,bc]"], &["[a,]", "a"]);
 }
 
