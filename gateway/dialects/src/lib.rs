@@ -12,6 +12,7 @@ pub mod bedrock;
 mod called;
 mod decode;
 pub mod gemini;
+mod identifiers;
 pub mod listing;
 pub mod ollama;
 pub mod openai;

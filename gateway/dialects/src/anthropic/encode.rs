@@ -6,6 +6,7 @@ use super::content::Turns;
 use super::provider::Codec;
 use crate::called::{callable, forces_call};
 use crate::gemini::signature::is_googles_reasoning;
+use crate::identifiers;
 use crate::provider_fields::{Api, refuse_chat};
 use penstock_types::error::ApiError;
 use penstock_types::request::{
@@ -41,7 +42,7 @@ pub(super) fn body(codec: &Codec, chat: &ChatRequest, model: &str) -> Result<Vec
     put_sampling(&mut out, &chat.sampling, !thinking.is_on() && Codec::takes_sampling(model));
     if let Some(user) = &chat.user {
         out.put_slice(b",\"metadata\":{\"user_id\":");
-        write::string(&mut out, user);
+        write::string(&mut out, &identifiers::user(Api::Anthropic, user));
         out.put_u8(b'}');
     }
     if chat.stream.is_some() {

@@ -93,7 +93,7 @@ impl ProviderCodec for ChatCodec {
         let (path, body) = match request {
             Request::Chat(chat) => ("/chat/completions", chat::encode(self, chat, model)?),
             Request::Complete(complete) => ("/completions", completion::encode(self, complete, model)?),
-            Request::Embed(embed) => ("/embeddings", vectors::encode_embed(embed, model)?),
+            Request::Embed(embed) => ("/embeddings", vectors::encode_embed(self.server, embed, model)?),
             Request::Rerank(rerank) => ("/rerank", vectors::encode_rerank(rerank, model)),
         };
         Ok(ProviderCall { path: path.to_owned(), body })

@@ -21,6 +21,7 @@ mod properties;
 mod provider_chat;
 mod provider_fields;
 mod provider_responses;
+mod provider_rules;
 mod reference;
 mod refusals_chat;
 mod responses;

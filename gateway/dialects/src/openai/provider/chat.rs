@@ -7,6 +7,7 @@ use super::{ChatCodec, MaxTokensName, Server, fault, logprobs, messages, usage};
 use crate::answer_body::{Answer, truncated};
 use crate::answer_json::{self as value, Object, list};
 use crate::called::callable;
+use crate::identifiers;
 use crate::provider_fields::refuse_chat;
 use penstock_types::codec::{FaultClass, ProviderFault};
 use penstock_types::error::ApiError;
@@ -43,9 +44,10 @@ pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Resu
         }
     }
     object.optional("reasoning_effort", effort(chat));
-    object.optional("user", chat.user.as_deref());
+    let user = chat.user.as_deref().map(|user| identifiers::user(codec.server.api(), user));
+    object.optional("user", user.as_deref());
     if codec.server == Server::OpenAi {
-        object.optional("prompt_cache_key", chat.cache_key.as_deref());
+        object.optional("prompt_cache_key", chat.cache_key.as_deref().map(identifiers::cache_key).as_deref());
         object.optional("verbosity", chat.verbosity.map(Verbosity::word));
     }
     put_extensions(&mut object, chat);

@@ -6,6 +6,7 @@ use super::chat::{Ended, ended, put_format, put_sampling, put_stream, put_tail, 
 use super::{ChatCodec, fault, logprobs, usage};
 use crate::answer_body::{Answer, truncated};
 use crate::answer_json::{self as value, Object, list};
+use crate::identifiers;
 use crate::provider_fields::{COMPLETE, COMPLETE_APIS, refuse};
 use penstock_types::codec::ProviderFault;
 use penstock_types::error::ApiError;
@@ -40,7 +41,8 @@ pub(super) fn encode(codec: &ChatCodec, request: &CompleteRequest, model: &str) 
     object.flag("return_token_ids", request.return_token_ids);
     object.flag("return_tokens_as_token_ids", request.token_names == TokenNames::Ids);
     put_tail(&mut object, request.prompt_tail);
-    object.optional("user", request.user.as_deref());
+    let user = request.user.as_deref().map(|user| identifiers::user(codec.server.api(), user));
+    object.optional("user", user.as_deref());
     object.optional("cache_salt", request.cache_salt.as_deref());
     object.optional_integer("priority", Some(request.priority).filter(|priority| *priority != 0));
     put_stream(&mut object, request.stream.is_some());

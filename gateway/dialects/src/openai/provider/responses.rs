@@ -15,6 +15,7 @@ use super::messages::put_source;
 use super::{ChatCodec, fault, logprobs, put_signature, usage};
 use crate::answer_body::{Answer, Body, truncated};
 use crate::answer_json::{self as value, Object, list};
+use crate::identifiers;
 use crate::provider_fields::{Api, refuse_chat};
 use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
 use penstock_types::error::ApiError;
@@ -85,8 +86,9 @@ fn encode(chat: &ChatRequest, model: &str) -> Vec<u8> {
     if !include.is_empty() {
         object.strings("include", &include);
     }
-    object.optional("user", chat.user.as_deref());
-    object.optional("prompt_cache_key", chat.cache_key.as_deref());
+    let user = chat.user.as_deref().map(|user| identifiers::user(Api::Responses, user));
+    object.optional("user", user.as_deref());
+    object.optional("prompt_cache_key", chat.cache_key.as_deref().map(identifiers::cache_key).as_deref());
     if chat.truncates {
         object.string("truncation", "auto");
     }

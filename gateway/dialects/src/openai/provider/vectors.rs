@@ -5,9 +5,10 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::BytesMut;
 
 use super::completion::put_prompts;
-use super::{fault, usage};
+use super::{Server, fault, usage};
 use crate::answer_body::{Answer, truncated};
 use crate::answer_json::{self as value, Object};
+use crate::identifiers;
 use penstock_types::codec::{FaultClass, ProviderFault};
 use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, Usage};
@@ -16,14 +17,15 @@ use penstock_types::request::{EmbedRequest, RerankRequest};
 
 /// Body of an embedding request. Base64 is asked for, a fourth of the size; numbers are accepted too. Gemini's task
 /// type is left out.
-pub(super) fn encode_embed(request: &EmbedRequest, model: &str) -> Result<Vec<u8>, ApiError> {
+pub(super) fn encode_embed(server: Server, request: &EmbedRequest, model: &str) -> Result<Vec<u8>, ApiError> {
     let mut out = BytesMut::with_capacity(512);
     let mut object = Object::open(&mut out);
     object.string("model", model);
     put_prompts(object.key("input"), &request.inputs, "input")?;
     object.string("encoding_format", "base64");
     object.optional_integer("dimensions", request.dimensions);
-    object.optional("user", request.user.as_deref());
+    let user = request.user.as_deref().map(|user| identifiers::user(server.api(), user));
+    object.optional("user", user.as_deref());
     object.close();
     Ok(out.into())
 }
