@@ -48,8 +48,8 @@ pub use provider::{ChatCodec, MaxTokensName, ResponsesCodec, Server};
 pub use rerank::{rerank, score};
 pub use responses::{
     FinishedResponse, MakeId, NamedItem, NewConversation, ResponseCollector, ResponseFailure, ResponseForm,
-    ResponseStatus, ResponsesRequest, count_responses, decode_conversation, decode_items, named_items, own_items,
-    responses,
+    ResponseStatus, ResponsesRequest, StoreNeeds, count_responses, decode_conversation, decode_items, named_items,
+    own_items, responses,
 };
 pub use tokenize::{decode_detokenize, decode_tokenize};
 pub(crate) use tools::offered_tools;

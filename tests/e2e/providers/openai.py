@@ -27,6 +27,9 @@ RESPONSE_FIELDS = set(
 )
 EMBEDDING_FIELDS = {"model", "input", "dimensions", "encoding_format", "user"}
 FINISH = {"stop": "stop", "stop_sequence": "stop", "length": "length", "tool_calls": "tool_calls", "refusal": "stop"}
+# Tools that run at OpenAI itself, and the items of their calls.
+BUILT_IN = {"web_search", "file_search", "mcp", "custom", "code_interpreter"}
+CALLS_OF_BUILT_IN = {"web_search_call", "file_search_call", "mcp_call", "custom_tool_call", "custom_tool_call_output"}
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 CREATED = 1_700_000_000
 
@@ -242,6 +245,8 @@ def content_text(content, where: str, images: list[str] | None = None) -> str:
         elif kind in ("image_url", "input_image") and images is not None:
             url = part["image_url"]["url"] if kind == "image_url" else part["image_url"]
             images.append(url[5:].split(";")[0] if url.startswith("data:") else "url")
+        elif kind == "input_file" and images is not None:
+            need(part, "file_data" if "file_id" not in part else "file_id", str)
         else:
             raise Refused(400, f"Invalid value: '{kind}'.", "invalid_value", f"{where}[{number}].type")
     return "".join(texts)
@@ -389,6 +394,8 @@ def response_ask(body: dict) -> Ask:
     ask.json = ((body.get("text") or {}).get("format") or {}).get("type") in ("json_object", "json_schema")
     ask.parallel = body.get("parallel_tool_calls") is not False
     for number, tool in enumerate(body.get("tools") or []):
+        if tool.get("type") in BUILT_IN:
+            continue
         if tool.get("type") != "function" or not NAME.fullmatch(tool.get("name") or ""):
             raise Refused(400, f"Missing required parameter: 'tools[{number}].name'.", None, f"tools[{number}].name")
         schema(tool.get("parameters"), f"tools[{number}].parameters")
@@ -432,6 +439,8 @@ def response_item(item: dict, where: str, ask: Ask, open_calls: set[str]) -> Non
         open_calls.discard(item["call_id"])
         ask.results.append(content_text(item["output"], where))
         ask.texts.append(ask.results[-1])
+    elif kind in CALLS_OF_BUILT_IN:
+        pass
     elif kind == "reasoning":
         if not isinstance(item.get("summary"), list):
             raise Refused(400, f"Missing required parameter: '{where}.summary'.", None, f"{where}.summary")

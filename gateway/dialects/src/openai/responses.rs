@@ -10,10 +10,12 @@ mod events;
 mod form;
 mod input;
 mod items;
+mod needs;
 mod output;
 mod request;
 
 pub use conversation::{MakeId, NamedItem, NewConversation, decode_conversation, decode_items, named_items, own_items};
 pub use echo::{ResponseFailure, ResponseStatus};
 pub use form::{FinishedResponse, ResponseCollector, ResponseForm, count_responses, responses};
+pub use needs::StoreNeeds;
 pub use request::ResponsesRequest;

@@ -436,11 +436,11 @@ async fn rebuilt(
     bytes_max: usize,
     hold: &mut Hold,
 ) -> Result<Option<(ChatRequest, ResponseForm)>, Failure> {
-    let turns = before(keeper, tenant, &request, bytes_max).await?;
+    let turns = before(keeper, tenant, &request.needs(), bytes_max).await?;
     if hold.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum()).is_err() {
         return Ok(None);
     }
-    resolve(request, turns).await.map(Some)
+    Ok(Some(resolve(request, turns).await??))
 }
 
 /// Background response that is being answered.

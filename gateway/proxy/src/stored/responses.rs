@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
-use penstock_dialects::openai::{Listed, ResponseForm, ResponseStatus as Word, ResponsesRequest};
+use penstock_dialects::openai::{Listed, ResponseForm, ResponseStatus as Word, ResponsesRequest, StoreNeeds};
 use penstock_proto::ErrorKind;
 use penstock_store::{
     ResponseChange, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, StoreError, Tenant, Turn,
@@ -69,7 +69,13 @@ pub(crate) async fn prepare(
 ) -> Result<Prepared, Failure> {
     let Some(keeper) = gateway.keeper() else { return Ok(Prepared::Ask(Box::new(call), None)) };
     let body = call.body.clone();
-    let request = off_io(body.len(), move || ResponsesRequest::decode(&body, &Bounds::default())).await??;
+    let request = match off_io(body.len(), move || ResponsesRequest::decode(&body, &Bounds::default())).await? {
+        Ok(request) => request,
+        Err(error) => {
+            let call = unread(gateway, principal, keeper, call, error).await?;
+            return Ok(Prepared::Ask(Box::new(call), None));
+        }
+    };
     let alone = request.previous_response_id.is_none() && request.conversation.is_none();
     if !request.store && !request.background && alone {
         return Ok(Prepared::Ask(Box::new(call), None));
@@ -100,7 +106,9 @@ pub(crate) async fn prepare(
         _ => Ok(None),
     };
     let found = match found {
-        Ok(talk) => before(keeper, &tenant, &request, config.http.body_bytes_max).await.map(|turns| (turns, talk)),
+        Ok(talk) => {
+            before(keeper, &tenant, &request.needs(), config.http.body_bytes_max).await.map(|turns| (turns, talk))
+        }
         Err(failure) => Err(failure),
     };
     let (turns, talk) = match found {
@@ -116,7 +124,12 @@ pub(crate) async fn prepare(
     earlier.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum())?;
     call.holds(earlier);
     call.own = !turns.is_empty();
-    let (chat, form) = resolve(request, turns).await?;
+    let (chat, form) = match resolve(request, turns).await? {
+        Ok(resolved) => resolved,
+        // Items that only the provider itself knows: whoever cannot take the client's own bytes refuses them.
+        Err(_) if alone && !background => return Ok(Prepared::Ask(Box::new(call), None)),
+        Err(error) => return Err(error.into()),
+    };
     if background {
         record.status = ResponseStatus::Queued;
         record.body = form.resource(&meta(&record), Word::Queued, b"", None);
@@ -157,12 +170,15 @@ pub(super) async fn with_turns(gateway: &Gateway, principal: &Principal, mut cal
     let Some(keeper) = gateway.keeper() else { return Ok(call) };
     let body = call.body.clone();
     let decode = move || ResponsesRequest::decode_count(&body, &Bounds::default());
-    let request = off_io(call.body.len(), decode).await??;
+    let request = match off_io(call.body.len(), decode).await? {
+        Ok(request) => request,
+        Err(error) => return unread(gateway, principal, keeper, call, error).await,
+    };
     if request.previous_response_id.is_none() && request.conversation.is_none() {
         return Ok(call);
     }
     let (tenant, config) = (Tenant::new(principal.tenant()), gateway.serving().config.clone());
-    let turns = match before(keeper, &tenant, &request, config.http.body_bytes_max).await {
+    let turns = match before(keeper, &tenant, &request.needs(), config.http.body_bytes_max).await {
         Err(failure) if failure.kind == ErrorKind::NotFound => {
             call.unresolved = Some(Box::new(failure));
             return Ok(call);
@@ -173,9 +189,38 @@ pub(super) async fn with_turns(gateway: &Gateway, principal: &Principal, mut cal
     hold.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum())?;
     call.holds(hold);
     call.own = true;
-    let (chat, form) = resolve(request, turns).await?;
+    let (chat, form) = resolve(request, turns).await??;
     let meta = call.meta();
     call.answer_as(meta, Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
+    Ok(call)
+}
+
+/// The call of a body that breaks a rule of ours, for a provider of the Responses API, which takes the client's own
+/// bytes: it may know the tools and fields that are not built here. Every other upstream refuses the body where it is
+/// decoded.
+///
+/// # Errors
+/// `error`, if the request needs what is kept here: a response in the background, or earlier turns.
+async fn unread(
+    gateway: &Gateway,
+    principal: &Principal,
+    keeper: &Keeper,
+    mut call: Call,
+    error: ApiError,
+) -> Result<Call, Failure> {
+    let body = call.body.clone();
+    let needs = off_io(body.len(), move || StoreNeeds::read(&body, &Bounds::default())).await?;
+    let Ok(needs) = needs else { return Err(error.into()) };
+    if needs.background {
+        return Err(error.into());
+    }
+    let (tenant, config) = (Tenant::new(principal.tenant()), gateway.serving().config.clone());
+    match before(keeper, &tenant, &needs, config.http.body_bytes_max).await {
+        Err(failure) if failure.kind == ErrorKind::NotFound => call.unresolved = Some(Box::new(failure)),
+        Err(failure) => return Err(failure),
+        Ok(turns) if turns.is_empty() => {}
+        Ok(_) => return Err(error.into()),
+    }
     Ok(call)
 }
 
@@ -214,13 +259,13 @@ async fn taken(
 pub(super) async fn before(
     keeper: &Keeper,
     tenant: &Tenant,
-    request: &ResponsesRequest,
+    needs: &StoreNeeds,
     bytes_max: usize,
 ) -> Result<Vec<Turn>, Failure> {
-    if let Some(id) = &request.conversation {
+    if let Some(id) = &needs.conversation {
         return talk::turns(keeper, tenant, &talk::parsed(id)?, bytes_max).await;
     }
-    let Some(id) = &request.previous_response_id else { return Ok(Vec::new()) };
+    let Some(id) = &needs.previous_response_id else { return Ok(Vec::new()) };
     let id = &ResponseId::parse(id).ok_or_else(|| no_previous(id))?;
     keeper.saving.settled(id.as_str()).await;
     match keeper.store.conversation(tenant, id, TURNS_MAX, bytes_max as u64).await {
@@ -234,18 +279,18 @@ pub(super) async fn before(
     }
 }
 
-/// Chat request made of a request and its earlier turns.
+/// Chat request made of a request and its earlier turns; inside, the rule that the items break.
 pub(super) async fn resolve(
     request: ResponsesRequest,
     turns: Vec<Turn>,
-) -> Result<(ChatRequest, ResponseForm), Failure> {
+) -> Result<Result<(ChatRequest, ResponseForm), ApiError>, Failure> {
     let bytes: usize = turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum();
     let stored = request.store;
     let work = move || {
         let lists: Vec<&[u8]> = turns.iter().flat_map(|turn| [turn.input.as_ref(), turn.output.as_ref()]).collect();
         request.resolve(&lists, stored)
     };
-    Ok(off_io(bytes, work).await??)
+    off_io(bytes, work).await
 }
 
 /// A response, and the memory charge that is held until it has been sent.

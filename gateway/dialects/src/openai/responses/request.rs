@@ -6,6 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::echo::Echo;
 use super::form::ResponseForm;
 use super::input;
+use super::needs::{StoreNeeds, conversation};
 use crate::openai::chat::{EFFORTS, effort, read_body, thinking_token_budget};
 use crate::openai::common::Common;
 use crate::openai::format::{json_schema, response_format};
@@ -86,6 +87,15 @@ impl ResponsesRequest {
         out.put_slice(self.input.as_bytes());
         out.put_slice(b"}]}]");
         out.freeze()
+    }
+
+    /// Parts of the request that need a store.
+    pub fn needs(&self) -> StoreNeeds {
+        StoreNeeds {
+            previous_response_id: self.previous_response_id.clone(),
+            conversation: self.conversation.clone(),
+            background: self.background,
+        }
     }
 
     /// Form of the answer alone, for a resource that says what became of the request.
@@ -389,23 +399,6 @@ impl<'a> Draft<'a> {
             bounds: self.bounds.clone(),
         })
     }
-}
-
-/// Reads `conversation`, an id or an object that holds one.
-fn conversation(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
-    if reader.kind()? != Kind::Object {
-        return fields::name(reader, bounds.name_chars_max);
-    }
-    let (mut names, mut id) = (Names::new(bounds.inner_fields_max), None);
-    reader.object(|reader, key| {
-        names.add(&key)?;
-        match &*key {
-            "id" => id = Some(fields::name(reader, bounds.name_chars_max).within("id")?),
-            _ => reader.skip()?,
-        }
-        Ok(())
-    })?;
-    id.ok_or_else(|| Fault::invalid("required, but missing")).within("id")
 }
 
 /// JSON text of a string or a list.
