@@ -164,7 +164,10 @@ def form(up: Upstream, dialect: str, stream: bool) -> None:
         question, wanted = "Give me JSON with name and age: Alice is 31", {"name": "Alice", "age": 31}
     kinds = {str: "string", int: "integer"}
     properties = {name: {"type": kinds[type(value)]} for name, value in wanted.items()}
-    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    # Clients of Anthropic's API close their schemas, since it refuses others; nobody else has to.
+    if dialect == "messages":
+        schema["additionalProperties"] = False
     talk = up.talk(dialect)
     talk.say(question)
     said = talk.ask(Wish(json_schema=schema), stream)

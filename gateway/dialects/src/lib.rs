@@ -17,6 +17,7 @@ pub mod listing;
 pub mod ollama;
 pub mod openai;
 pub mod provider_fields;
+mod schema_rules;
 mod seen;
 pub mod watch;
 

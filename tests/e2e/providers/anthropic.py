@@ -99,9 +99,31 @@ def read(body: dict) -> Ask:
     read_thinking(body, ask)
     read_tools(body, ask)
     read_system(body.get("system"), ask)
-    ask.json = bool((body.get("output_config") or {}).get("format"))
+    read_user_id((body.get("metadata") or {}).get("user_id") or "")
+    form = (body.get("output_config") or {}).get("format")
+    ask.json = bool(form)
+    if form:
+        closed_schema(form.get("schema"), "output_config.format.schema")
     read_messages(body["messages"], ask)
     return ask
+
+
+def closed_schema(schema, where: str) -> None:
+    """Every object of a schema that an answer or a call is held to must forbid other properties."""
+    if not isinstance(schema, dict):
+        return
+    if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
+        raise Refused(400, f"{where}: For 'object' type, 'additionalProperties' must be explicitly set to false")
+    for inner in [*(schema.get("properties") or {}).values(), *(schema.get("anyOf") or []), schema.get("items")]:
+        closed_schema(inner, where)
+
+
+def read_user_id(user: str) -> None:
+    if len(user) > 256:
+        raise Refused(400, "metadata.user_id: String should have at most 256 characters")
+    if "@" in user:
+        fault = "user_id appears to contain an email address. Please send a uuid or hash value instead."
+        raise Refused(400, f"metadata.user_id: {fault}")
 
 
 def read_thinking(body: dict, ask: Ask) -> None:
@@ -136,6 +158,8 @@ def read_tools(body: dict, ask: Ask) -> None:
             raise Refused(400, f"tools.{number}.custom.input_schema: Field required")
         if tool["input_schema"].get("type") != "object":
             raise Refused(400, f"tools.{number}.custom.input_schema.type: Input should be 'object'")
+        if tool.get("strict"):
+            closed_schema(tool["input_schema"], f"tools.{number}.custom.input_schema")
         ask.tools.append(tool["name"])
     choice = body.get("tool_choice")
     if choice is None:

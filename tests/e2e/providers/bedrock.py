@@ -16,6 +16,7 @@ import zlib
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote
 
+from providers.anthropic import closed_schema
 from providers.brain import Answer, Ask, pieces, split_json, think
 from providers.server import Provider, Refused, Reply, Seen, Stream, parse
 
@@ -154,6 +155,8 @@ def read(body: dict) -> Ask:
     form = (body.get("outputConfig") or {}).get("textFormat") or {}
     if form and (form.get("type") != "json_schema" or "schema" not in form["structure"]["jsonSchema"]):
         raise invalid("The value at outputConfig.textFormat is invalid.")
+    if form:
+        closed_schema(json.loads(form["structure"]["jsonSchema"]["schema"]), "output_config.format.schema")
     ask.json = bool(form)
     for number, block in enumerate(body.get("system") or []):
         if one_of(block, {"text", "cachePoint", "guardContent"}, f"system.{number}") == "text":
@@ -198,6 +201,8 @@ def read_tools(config: dict | None, ask: Ask) -> None:
             raise invalid(
                 f"The value at toolConfig.tools.{number}.toolSpec.inputSchema.json.type must be one of the following: object."
             )
+        if spec.get("strict"):
+            closed_schema(spec["inputSchema"]["json"], f"tools.{number}.custom.input_schema")
         ask.tools.append(spec["name"])
     choice = config.get("toolChoice")
     if choice is not None:

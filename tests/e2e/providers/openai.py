@@ -95,6 +95,7 @@ class OpenAi(Provider):
 
     def _chat(self, body: dict) -> Reply | Stream:
         known(body, CHAT_FIELDS)
+        bounded(body, "user", "safety_identifier", "prompt_cache_key")
         ask = chat_ask(body)
         n = body.get("n") or 1
         answer = think(ask)
@@ -164,6 +165,7 @@ class OpenAi(Provider):
 
     def _embed(self, body: dict) -> Reply:
         known(body, EMBEDDING_FIELDS)
+        bounded(body, "user")
         need(body, "input", (str, list))
         inputs = body["input"] if isinstance(body["input"], list) and body["input"] else [body["input"]]
         if inputs and isinstance(inputs[0], int):
@@ -193,6 +195,7 @@ class OpenAi(Provider):
 
     def _respond(self, body: dict) -> Reply | Stream:
         known(body, RESPONSE_FIELDS)
+        bounded(body, "user", "safety_identifier", "prompt_cache_key")
         if body.get("previous_response_id"):
             raise Refused(400, "Previous response not found.", "previous_response_not_found", "previous_response_id")
         answer = think(response_ask(body))
@@ -200,6 +203,14 @@ class OpenAi(Provider):
         if not body.get("stream"):
             return Reply(response)
         return response_stream(response)
+
+
+def bounded(body: dict, *names: str) -> None:
+    for name in names:
+        length = len(body.get(name) or "")
+        if length > 64:
+            message = f"Invalid '{name}': string too long. Expected a string with maximum length 64, but got a string with length {length} instead."
+            raise Refused(400, message, "string_above_max_length", name)
 
 
 def need(body: dict, name: str, kind) -> None:
@@ -268,7 +279,10 @@ def chat_ask(body: dict) -> Ask:
         raise Refused(400, "Invalid 'max_tokens': below minimum value.", "integer_below_min_value", "max_tokens")
     ask = Ask(max_tokens=limit, stop=stops(body.get("stop")))
     ask.thinking = body.get("reasoning_effort") not in (None, "none")
-    ask.json = (body.get("response_format") or {}).get("type") in ("json_object", "json_schema")
+    form = body.get("response_format") or {}
+    ask.json = form.get("type") in ("json_object", "json_schema")
+    if (form.get("json_schema") or {}).get("strict"):
+        strict_schema(form["json_schema"]["schema"], "response_format")
     chat_tools(body, ask)
     chat_messages(body["messages"], ask)
     return ask
@@ -279,7 +293,7 @@ def chat_tools(body: dict, ask: Ask) -> None:
         function = tool.get("function") if tool.get("type") == "function" else None
         if not function or not NAME.fullmatch(function.get("name") or ""):
             raise Refused(400, f"Invalid 'tools[{number}]'.", "invalid_value", f"tools[{number}].function.name")
-        schema(function.get("parameters"), f"tools[{number}].function.parameters")
+        schema(function.get("parameters"), f"tools[{number}].function.parameters", bool(function.get("strict")))
         ask.tools.append(function["name"])
     if body.get("tools") == []:
         raise Refused(400, "Invalid 'tools': empty array.", "empty_array", "tools")
@@ -301,9 +315,26 @@ def chat_tools(body: dict, ask: Ask) -> None:
     ask.parallel = body.get("parallel_tool_calls") is not False
 
 
-def schema(parameters, where: str) -> None:
+def strict_schema(schema, where: str) -> None:
+    """What a strict schema must say: every object forbids other properties, and requires all of its own."""
+    if not isinstance(schema, dict):
+        return
+    if schema.get("type") == "object" or "properties" in schema:
+        if schema.get("additionalProperties") is not False:
+            fault = "'additionalProperties' is required to be supplied and to be false."
+            raise Refused(400, f"Invalid schema: In context={where}, {fault}", "invalid_json_schema", where)
+        if set(schema.get("required") or []) != set(schema.get("properties") or {}):
+            fault = "'required' is required to be supplied and to be an array including every key in properties."
+            raise Refused(400, f"Invalid schema: In context={where}, {fault}", "invalid_json_schema", where)
+    for inner in [*(schema.get("properties") or {}).values(), *(schema.get("anyOf") or []), schema.get("items")]:
+        strict_schema(inner, where)
+
+
+def schema(parameters, where: str, strict: bool = False) -> None:
     if parameters is not None and (not isinstance(parameters, dict) or parameters.get("type") not in (None, "object")):
         raise Refused(400, f"Invalid schema: '{where}' must be of type object.", "invalid_function_parameters", where)
+    if strict:
+        strict_schema(parameters, where)
 
 
 def chat_messages(messages: list, ask: Ask) -> None:
@@ -391,14 +422,18 @@ def response_ask(body: dict) -> Ask:
     ask = Ask(max_tokens=limit, system=body.get("instructions") or "")
     ask.texts.append(ask.system)
     ask.thinking = bool(body.get("reasoning") and body["reasoning"].get("effort") not in (None, "none"))
-    ask.json = ((body.get("text") or {}).get("format") or {}).get("type") in ("json_object", "json_schema")
+    form = (body.get("text") or {}).get("format") or {}
+    ask.json = form.get("type") in ("json_object", "json_schema")
+    if form.get("strict", True) and "schema" in form:
+        strict_schema(form["schema"], "text.format.schema")
     ask.parallel = body.get("parallel_tool_calls") is not False
     for number, tool in enumerate(body.get("tools") or []):
         if tool.get("type") in BUILT_IN:
             continue
         if tool.get("type") != "function" or not NAME.fullmatch(tool.get("name") or ""):
             raise Refused(400, f"Missing required parameter: 'tools[{number}].name'.", None, f"tools[{number}].name")
-        schema(tool.get("parameters"), f"tools[{number}].parameters")
+        # Strict is the default of this API, for functions that can be.
+        schema(tool.get("parameters"), f"tools[{number}].parameters", bool(tool.get("strict")))
         ask.tools.append(tool["name"])
     choice = body.get("tool_choice")
     ask.choice = f"name:{choice['name']}" if isinstance(choice, dict) else choice or "auto"

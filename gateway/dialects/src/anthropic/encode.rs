@@ -8,6 +8,7 @@ use crate::called::{callable, forces_call};
 use crate::gemini::signature::is_googles_reasoning;
 use crate::identifiers;
 use crate::provider_fields::{Api, refuse_chat};
+use crate::schema_rules::closed;
 use penstock_types::error::ApiError;
 use penstock_types::request::{
     ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice,
@@ -66,7 +67,11 @@ fn put_tools(out: &mut BytesMut, chat: &ChatRequest) {
         }
         out.put_slice(b",\"input_schema\":");
         let parameters = tool.parameters.as_deref().filter(|schema| *schema != "{}");
-        out.put_slice(parameters.unwrap_or(r#"{"type":"object","properties":{}}"#).as_bytes());
+        let parameters = parameters.unwrap_or(r#"{"type":"object","properties":{}}"#);
+        match tool.strict {
+            true => out.put_slice(closed(parameters).as_bytes()),
+            false => out.put_slice(parameters.as_bytes()),
+        }
         if tool.strict {
             out.put_slice(b",\"strict\":true");
         }
@@ -209,7 +214,7 @@ fn put_output_config(out: &mut BytesMut, chat: &ChatRequest, thinking: &Thinking
     if let Some(schema) = schema {
         out.put_slice(if thinking.effort.is_some() { b",\"format\":" } else { b"\"format\":" });
         out.put_slice(b"{\"type\":\"json_schema\",\"schema\":");
-        out.put_slice(schema.as_bytes());
+        out.put_slice(closed(schema).as_bytes());
         out.put_u8(b'}');
     }
     out.put_u8(b'}');

@@ -8,6 +8,7 @@ use crate::answer_json::{Object, list};
 use crate::anthropic::encode::{budget_of, lacks_signature};
 use crate::called::{callable, forces_call};
 use crate::provider_fields::{Api, refuse_chat};
+use crate::schema_rules::closed;
 use penstock_types::error::ApiError;
 use penstock_types::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
 
@@ -114,7 +115,11 @@ fn put_tool(out: &mut BytesMut, name: &str, description: Option<&str>, schema: O
     spec.string("name", name);
     spec.optional("description", description.filter(|text| !text.is_empty()));
     let mut input = Object::open(spec.key("inputSchema"));
-    input.raw("json", schema.filter(|schema| *schema != "{}").unwrap_or(r#"{"type":"object","properties":{}}"#));
+    let schema = schema.filter(|schema| *schema != "{}").unwrap_or(r#"{"type":"object","properties":{}}"#);
+    match strict {
+        true => input.raw("json", &closed(schema)),
+        false => input.raw("json", schema),
+    }
     input.close();
     spec.flag("strict", strict);
     spec.close();
@@ -129,7 +134,7 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     text.string("type", "json_schema");
     let mut structure = Object::open(text.key("structure"));
     let mut inner = Object::open(structure.key("jsonSchema"));
-    inner.string("schema", schema);
+    inner.string("schema", &closed(schema));
     inner.string("name", name);
     inner.optional("description", description.as_deref());
     inner.close();

@@ -2,6 +2,7 @@
 
 use penstock_dialects::openai::{self, ChatCodec, ResponsesCodec};
 use penstock_dialects::{anthropic, bedrock, gemini, ollama};
+use penstock_types::codec::Framing;
 use penstock_types::{ApiError, Bounds, Decoded, ProviderCodec, Request};
 use serde_json::{Value, json};
 
@@ -46,4 +47,66 @@ fn ids_are_no_longer_than_the_provider_takes() {
     let claude = anthropic::Codec::default();
     assert_eq!(body(&claude, &asked)["metadata"]["user_id"], json!(id));
     assert_eq!(chars(&body(&claude, &chat)["metadata"]["user_id"]), Some(64));
+}
+
+/// A schema as pydantic writes it: open objects, and a property that may be missing.
+fn open_schema() -> Value {
+    let person = json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]});
+    json!({"type": "object", "properties": {"people": {"type": "array", "items": person}}, "required": ["people"]})
+}
+
+/// Checks that every object of a schema forbids other properties.
+#[track_caller]
+fn is_closed(schema: &Value) {
+    let items = &schema["properties"]["people"]["items"];
+    for object in [schema, items] {
+        assert_eq!(object["additionalProperties"], json!(false), "{schema}");
+    }
+}
+
+#[test]
+fn schemas_are_sent_as_the_provider_takes_them() {
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    let schema = open_schema();
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let strict_format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": true}});
+    let gemini = json!({"contents": [{"parts": [{"text": "hi"}]}],
+        "generationConfig": {"responseMimeType": "application/json", "responseSchema": schema}});
+    for asked in [
+        read(openai::chat, &json!({"model": "m", "messages": hi, "response_format": format})),
+        read(openai::chat, &json!({"model": "m", "messages": hi, "response_format": strict_format})),
+        read(ollama::chat, &json!({"model": "m", "messages": hi, "format": schema})),
+        read(|body, bounds| gemini::generate("m", Framing::Whole, body, bounds), &gemini),
+    ] {
+        let chat = body(&ChatCodec::strict(), &asked);
+        let inner = &chat["response_format"]["json_schema"];
+        assert_ne!(inner["strict"], json!(true));
+        assert_eq!(inner["schema"]["properties"], schema["properties"], "the client's own schema");
+        assert_eq!(body(&ResponsesCodec, &asked)["text"]["format"]["strict"], json!(false));
+        is_closed(&body(&anthropic::Codec::default(), &asked)["output_config"]["format"]["schema"]);
+        let text = body(&bedrock::Codec, &asked)["outputConfig"]["textFormat"]["structure"]["jsonSchema"]["schema"].take();
+        is_closed(&serde_json::from_str(text.as_str().expect("text")).expect("JSON"));
+    }
+    // A schema that OpenAI takes stays strict.
+    let closed = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": false});
+    let config = json!({"format": {"type": "json_schema", "schema": closed}});
+    let asked = read(anthropic::messages, &json!({"model": "m", "max_tokens": 9, "messages": hi, "output_config": config}));
+    assert_eq!(body(&ChatCodec::strict(), &asked)["response_format"]["json_schema"]["strict"], json!(true));
+    assert_eq!(body(&ResponsesCodec, &asked)["text"]["format"]["strict"], json!(true));
+}
+
+#[test]
+fn strict_functions_are_sent_as_the_provider_takes_them() {
+    let function = json!({"name": "f", "parameters": open_schema(), "strict": true});
+    let asked = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": function}]});
+    let asked = read(openai::chat, &asked);
+    assert_ne!(body(&ChatCodec::strict(), &asked)["tools"][0]["function"]["strict"], json!(true));
+    assert_eq!(body(&ChatCodec::default(), &asked)["tools"][0]["function"]["strict"], json!(true));
+    assert_eq!(body(&ResponsesCodec, &asked)["tools"][0]["strict"], json!(false));
+    let tool = body(&anthropic::Codec::default(), &asked)["tools"][0].take();
+    assert_eq!(tool["strict"], json!(true));
+    is_closed(&tool["input_schema"]);
+    let spec = body(&bedrock::Codec, &asked)["toolConfig"]["tools"][0]["toolSpec"].take();
+    assert_eq!(spec["strict"], json!(true));
+    is_closed(&spec["inputSchema"]["json"]);
 }

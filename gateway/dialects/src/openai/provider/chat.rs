@@ -9,6 +9,7 @@ use crate::answer_json::{self as value, Object, list};
 use crate::called::callable;
 use crate::identifiers;
 use crate::provider_fields::refuse_chat;
+use crate::schema_rules::may_be_strict;
 use penstock_types::codec::{FaultClass, ProviderFault};
 use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
@@ -27,7 +28,7 @@ pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Resu
     object.string("model", model);
     list(object.key("messages"), &chat.messages, |out, message| messages::put(codec, out, message));
     put_tools(&mut object, chat, codec.server);
-    put_format(&mut object, &chat.response_format);
+    put_format(&mut object, &chat.response_format, codec.server);
     if chat.n != 1 {
         object.integer("n", chat.n);
     }
@@ -64,7 +65,15 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, server: Server) {
     }
     let narrowed = server == Server::Compatible;
     let shown: Vec<&Tool> = if narrowed { callable(chat) } else { chat.tools.iter().collect() };
-    list(object.key("tools"), &shown, |out, tool| out.extend_from_slice(tool.json.as_bytes()));
+    list(object.key("tools"), &shown, |out, tool| {
+        let open =
+            server == Server::OpenAi && tool.strict && !may_be_strict(tool.parameters.as_deref().unwrap_or("{}"));
+        if open {
+            let Tool { name, description, parameters, .. } = (*tool).clone();
+            return out.extend_from_slice(Tool::function(name, description, parameters, false).json.as_bytes());
+        }
+        out.extend_from_slice(tool.json.as_bytes());
+    });
     match &chat.tool_choice {
         ToolChoice::Auto => {}
         ToolChoice::None => object.string("tool_choice", "none"),
@@ -101,7 +110,7 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, server: Server) {
     }
 }
 
-pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
+pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat, server: Server) {
     match format {
         ResponseFormat::Text => {}
         ResponseFormat::JsonObject => object.raw("response_format", r#"{"type":"json_object"}"#),
@@ -112,7 +121,7 @@ pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
             inner.string("name", name);
             inner.optional("description", description.as_deref());
             inner.raw("schema", schema);
-            inner.flag("strict", *strict);
+            inner.flag("strict", *strict && (server == Server::Compatible || may_be_strict(schema)));
             inner.close();
             format.close();
         }

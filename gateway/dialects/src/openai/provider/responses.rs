@@ -17,6 +17,7 @@ use crate::answer_body::{Answer, Body, truncated};
 use crate::answer_json::{self as value, Object, list};
 use crate::identifiers;
 use crate::provider_fields::{Api, refuse_chat};
+use crate::schema_rules::may_be_strict;
 use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
 use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
@@ -192,8 +193,9 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
         object.string("type", "function");
         object.string("name", &tool.name);
         object.optional("description", tool.description.as_deref());
-        object.raw("parameters", tool.parameters.as_deref().unwrap_or(r#"{"type":"object","properties":{}}"#));
-        object.boolean("strict", tool.strict);
+        let parameters = tool.parameters.as_deref().unwrap_or(r#"{"type":"object","properties":{}}"#);
+        object.raw("parameters", parameters);
+        object.boolean("strict", tool.strict && may_be_strict(parameters));
         object.close();
     });
     match &chat.tool_choice {
@@ -246,7 +248,7 @@ fn put_format(text: &mut Object<'_>, format: &ResponseFormat) {
             format.string("name", name);
             format.optional("description", description.as_deref());
             format.raw("schema", schema);
-            format.boolean("strict", *strict);
+            format.boolean("strict", *strict && may_be_strict(schema));
             format.close();
         }
         // Refused before.
