@@ -8,7 +8,6 @@ pub(crate) mod encode;
 mod fault;
 mod messages;
 mod models;
-pub(crate) mod packed_thinking;
 mod provider;
 mod stream;
 mod tools;

@@ -16,9 +16,12 @@ mod identifiers;
 pub mod listing;
 pub mod ollama;
 pub mod openai;
+mod packed_thinking;
 pub mod provider_fields;
+mod reasoning_maker;
 mod schema_rules;
 mod seen;
 pub mod watch;
 
 pub use decode::decode;
+pub use reasoning_maker::holds_foreign_signature;

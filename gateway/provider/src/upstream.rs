@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::{Method, header};
-use penstock_dialects::{gemini, watch};
+use penstock_dialects::{gemini, holds_foreign_signature, watch};
 use penstock_proto::ErrorKind;
 use penstock_types::ask::Variant;
 use penstock_types::peek::Splice;
-use penstock_types::request::OWN_SIGNATURE;
 use penstock_types::{AnswerDecoder, FaultClass, ProviderFault, Surface, peek};
 use penstock_types::{DetokenizeRequest, TokenizeRequest};
 use tokio::time::Instant;
@@ -84,13 +83,12 @@ impl ProviderUpstream {
         (name != self.model).then(|| format!("{collection}{}", self.model))
     }
 
-    /// Returns true if the body may go to the provider as the client sent it. A body with a signature of this gateway's own
-    /// models is translated instead, which leaves the signature out: no provider accepts it.
+    /// Returns true if the body may go to the provider as the client sent it. A body with a signature of reasoning that
+    /// another provider made, or this gateway's own models, is translated instead, which leaves the signature out: no
+    /// provider accepts it.
     fn passes_on(&self, call: &Call) -> bool {
-        let may_be_signed = matches!(call.ask.surface, Surface::Messages | Surface::CountTokens);
-        let ours = format!("\"{OWN_SIGNATURE}");
-        let is_ours = || memchr::memmem::find(&call.body, ours.as_bytes()).is_some();
-        self.provider.config.protocol.speaks(&call.ask) && !call.own && !(may_be_signed && is_ours())
+        let is_foreign = || holds_foreign_signature(call.ask.surface, &call.body);
+        self.provider.config.protocol.speaks(&call.ask) && !call.own && !is_foreign()
     }
 
     /// Request in the client's bytes, spliced where the model, a bound or the usage option changes.

@@ -7,7 +7,8 @@
 
 use std::borrow::Cow;
 
-use super::packed_thinking::{CALL, Thought, packed};
+use crate::packed_thinking::{Thought, packed};
+use crate::reasoning_maker::CALL;
 use penstock_types::Bounds;
 use penstock_types::error::ApiErrorKind;
 use penstock_types::fields::{self, bounded};

@@ -5,9 +5,9 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::packed_thinking::{REDACTED, put_redacted, put_thinking, put_unpacked};
 use super::whole::put_input;
-use crate::gemini::signature::is_googles_reasoning;
+use crate::packed_thinking::{Thought, put_redacted, put_thinking, signed_by};
+use crate::reasoning_maker::Maker;
 use penstock_types::error::ApiError;
 use penstock_types::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
 use penstock_types::write;
@@ -93,14 +93,12 @@ impl Turns {
     /// Writes a turn of the assistant. Reasoning is sent only with a signature of Anthropic's, because the API refuses
     /// it otherwise; a text at the very end loses its trailing space for the same reason.
     fn assistant(&mut self, message: &Message, last: bool) {
-        if let Some(signature) = message.reasoning_signature.as_deref().filter(|given| !is_googles_reasoning(given)) {
-            if let Some(data) = signature.strip_prefix(REDACTED) {
-                put_redacted(self.block(Role::Assistant), data);
-            } else if signature.starts_with('[') {
-                put_unpacked(signature, |raw| self.block(Role::Assistant).put_slice(raw.as_bytes()));
-            } else {
-                let text = message.reasoning.as_deref().unwrap_or_default();
-                put_thinking(self.block(Role::Assistant), text, signature);
+        for thought in signed_by(Maker::Anthropic, message) {
+            match thought {
+                Thought::Redacted(data) => put_redacted(self.block(Role::Assistant), &data),
+                Thought::Plain { text, signature } => {
+                    put_thinking(self.block(Role::Assistant), &text, &signature.unwrap_or_default());
+                }
             }
         }
         let text = message.content.as_deref().unwrap_or_default();

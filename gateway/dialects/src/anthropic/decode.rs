@@ -4,7 +4,7 @@
 //! a stream that ends before is truncated, whatever content it brought.
 
 use super::fault::Said;
-use super::packed_thinking::{CALL, REDACTED};
+use crate::reasoning_maker::{CALL, REDACTED};
 use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderFault};
 use penstock_types::event::{ChatEvent, FinishReason, StopCause, Usage};
 use penstock_types::json::{Fault, Kind, Reader};

@@ -5,9 +5,10 @@ use bytes::{BufMut, BytesMut};
 use super::content::Turns;
 use super::provider::Codec;
 use crate::called::{callable, forces_call};
-use crate::gemini::signature::is_googles_reasoning;
 use crate::identifiers;
+use crate::packed_thinking::signed_by;
 use crate::provider_fields::{Api, refuse_chat};
+use crate::reasoning_maker::Maker;
 use crate::schema_rules::closed;
 use penstock_types::error::ApiError;
 use penstock_types::request::{
@@ -189,13 +190,13 @@ fn effort_word(effort: ReasoningEffort) -> &'static str {
     }
 }
 
-/// Returns true if the current turn has called tools without signed reasoning: clients of other APIs cannot send the signature
-/// back.
+/// Returns true if the current turn has called tools without reasoning that Anthropic signed: clients of other APIs cannot
+/// send the signature back.
 pub(crate) fn lacks_signature(messages: &[Message]) -> bool {
     let turn = messages.iter().rev().take_while(|message| message.role != Role::User);
-    turn.filter(|message| message.role == Role::Assistant).last().is_some_and(|first| {
-        !first.tool_calls.is_empty() && first.reasoning_signature.as_deref().is_none_or(is_googles_reasoning)
-    })
+    turn.filter(|message| message.role == Role::Assistant)
+        .last()
+        .is_some_and(|first| !first.tool_calls.is_empty() && signed_by(Maker::Anthropic, first).is_empty())
 }
 
 fn put_output_config(out: &mut BytesMut, chat: &ChatRequest, thinking: &Thinking) {

@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 use bytes::{BufMut, BytesMut};
 
 use super::answer::{Said, put_message, put_stop, put_usage};
-use super::packed_thinking::{CALL, REDACTED, put_redacted};
+use crate::packed_thinking::put_redacted;
+use crate::reasoning_maker::{CALL, REDACTED};
 use penstock_types::ErrorShape;
 use penstock_types::codec::StreamEncoder;
 use penstock_types::error_body::anthropic::put_error;

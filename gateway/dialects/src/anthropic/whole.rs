@@ -3,7 +3,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::{Said, put_message, put_stop, put_usage};
-use super::packed_thinking::{CALL, REDACTED, put_redacted, put_thinking};
+use crate::packed_thinking::{put_redacted, put_thinking};
+use crate::reasoning_maker::{CALL, REDACTED};
 use penstock_types::codec::WholeCollector;
 use penstock_types::event::{ChatEvent, FinishReason, StopCause, Usage};
 use penstock_types::json::{Kind, Reader};

@@ -5,7 +5,7 @@ use super::fault;
 use super::frame::{Frame, FrameFault, FrameReader};
 use crate::answer_body::{WHOLE_BYTES_MAX, truncated};
 use crate::answer_json as value;
-use crate::anthropic::packed_thinking::REDACTED;
+use crate::reasoning_maker::REDACTED;
 use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderFault};
 use penstock_types::event::{ChatEvent, FinishReason, Usage};
 use penstock_types::json::{Fault, Reader, short};

@@ -5,11 +5,10 @@ use bytes::{BufMut, BytesMut};
 
 use super::Family;
 use crate::answer_json::Object;
-use crate::anthropic::packed_thinking::{REDACTED, put_unpacked};
 use crate::gemini::provider::contents::put_arguments;
-use crate::gemini::signature::is_googles_reasoning;
+use crate::packed_thinking::{Thought, signed_by};
+use crate::reasoning_maker::Maker;
 use penstock_types::error::ApiError;
-use penstock_types::json::{Kind, Reader};
 use penstock_types::request::{ChatRequest, ImageSource, Message, Part, Role};
 use penstock_types::write;
 
@@ -141,16 +140,16 @@ impl Turns {
     /// Adds the reasoning of a message. Only Claude takes its reasoning back, with the signature that Anthropic's own
     /// API would give.
     fn reasoning(&mut self, message: &Message) {
-        let given = message.reasoning_signature.as_deref().filter(|given| !is_googles_reasoning(given));
-        let Some(signature) = given.filter(|_| self.family == Family::Claude) else {
+        if self.family != Family::Claude {
             return;
-        };
-        if signature.starts_with('[') {
-            put_unpacked(signature, |block| self.unpacked(block));
-        } else if let Some(data) = signature.strip_prefix(REDACTED) {
-            self.redacted(data);
-        } else if !signature.contains(':') {
-            self.thought(message.reasoning.as_deref().unwrap_or_default(), signature);
+        }
+        for thought in signed_by(Maker::Anthropic, message) {
+            match thought {
+                Thought::Redacted(data) => self.redacted(&data),
+                // Base64 has no colon: what has one names a maker that is not known here.
+                Thought::Plain { signature: Some(signature), .. } if signature.contains(':') => {}
+                Thought::Plain { text, signature } => self.thought(&text, &signature.unwrap_or_default()),
+            }
         }
     }
 
@@ -171,30 +170,6 @@ impl Turns {
         content.string("redactedContent", data);
         content.close();
         block.close();
-    }
-
-    /// Adds a thinking block that is in Anthropic's own form.
-    fn unpacked(&mut self, block: &str) {
-        let (mut thinking, mut signature, mut data) = (None, None, None);
-        let Ok(mut reader) = Reader::new(block.as_bytes()) else { return };
-        let read = reader.object(|reader, key| {
-            let field = match &*key {
-                "thinking" => &mut thinking,
-                "signature" => &mut signature,
-                "data" => &mut data,
-                _ => return reader.skip(),
-            };
-            if reader.kind()? == Kind::String {
-                *field = Some(reader.string()?.into_owned());
-                return Ok(());
-            }
-            reader.skip()
-        });
-        match (read, signature, data) {
-            (Ok(()), Some(signature), _) => self.thought(thinking.as_deref().unwrap_or_default(), &signature),
-            (Ok(()), None, Some(data)) => self.redacted(&data),
-            _ => {}
-        }
     }
 
     fn result(&mut self, index: usize, message: &Message) -> Result<(), ApiError> {

@@ -1,7 +1,7 @@
 //! Thought signatures: opaque data that a provider wants back, carried through clients that treat it as base64.
 //!
 //! Google's SDKs decode `thoughtSignature` from base64 and send it back in the URL alphabet. Google's own signatures
-//! survive that. Signatures of other providers are wrapped: base64 of [`MARK`] and the signature. Inside the gateway a
+//! survive that. Signatures of other providers are wrapped: base64 of [`WRAPPED`] and the signature. Inside the gateway a
 //! Google signature of reasoning carries the prefix [`GOOGLE`], because a conversation can move to a provider that
 //! refuses signatures of others; signatures of calls carry no prefix, because only Google signs calls.
 
@@ -11,13 +11,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use super::fields;
+use crate::reasoning_maker::{GOOGLE, WRAPPED};
 use penstock_types::json::Fault;
-
-/// Prefix of a signature that is not Google's, before base64 encoding.
-const MARK: &[u8] = b"penstock:";
-
-/// Prefix of Google's signature of reasoning inside the gateway.
-const GOOGLE: &str = "gemini:";
 
 /// Content that the signature covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +28,7 @@ pub(super) fn googles(signature: &str, signed: Signed) -> Option<&str> {
         Signed::Call => signature,
     };
     let bytes = STANDARD.decode(own).ok()?;
-    (!bytes.is_empty() && !bytes.starts_with(MARK)).then_some(own)
-}
-
-/// Returns true if a signature of reasoning is Google's: no other provider takes it.
-pub(crate) fn is_googles_reasoning(signature: &str) -> bool {
-    signature.starts_with(GOOGLE)
+    (!bytes.is_empty() && !bytes.starts_with(WRAPPED)).then_some(own)
 }
 
 /// Google's signature in the form kept inside the gateway.
@@ -53,7 +43,7 @@ pub(super) fn kept(given: &str, signed: Signed) -> String {
 pub(super) fn to_client(signature: &str, signed: Signed) -> Cow<'_, str> {
     match googles(signature, signed) {
         Some(own) => Cow::Borrowed(own),
-        None => Cow::Owned(STANDARD.encode([MARK, signature.as_bytes()].concat())),
+        None => Cow::Owned(STANDARD.encode([WRAPPED, signature.as_bytes()].concat())),
     }
 }
 
@@ -61,7 +51,7 @@ pub(super) fn to_client(signature: &str, signed: Signed) -> Cow<'_, str> {
 pub(super) fn from_client(given: Cow<'_, str>, signed: Signed) -> Result<String, Fault> {
     let standard = fields::base64(given)?;
     let bytes = STANDARD.decode(&standard).ok();
-    let wrapped = bytes.as_deref().and_then(|bytes| bytes.strip_prefix(MARK));
+    let wrapped = bytes.as_deref().and_then(|bytes| bytes.strip_prefix(WRAPPED));
     let wrapped = wrapped.and_then(|bytes| String::from_utf8(bytes.to_vec()).ok());
     Ok(wrapped.unwrap_or_else(|| kept(&standard, signed)))
 }

@@ -38,7 +38,7 @@ fn requests_become_items() {
             {"role":"assistant","content":null,"tool_calls":[{"id":"call_2","type":"function","function":{"name":"time","arguments":"{}"}}]},
             {"role":"tool","tool_call_id":"call_2","content":[{"type":"text","text":"noon"}]}]}"#;
     let mut request = decode_chat(body.as_bytes(), &Bounds::default()).expect("good");
-    request.messages[2].reasoning_signature = Some("ZW5j".into());
+    request.messages[2].reasoning_signature = Some("openai:ZW5j".into());
     let body = sent(&Request::Chat(Box::new(request)));
     let body = serde_json::to_string_pretty(&body).expect("JSON") + "\n";
     check_golden("chat_every_field_responses.provider.json", &body);

@@ -110,3 +110,72 @@ fn strict_functions_are_sent_as_the_provider_takes_them() {
     assert_eq!(spec["strict"], json!(true));
     is_closed(&spec["inputSchema"]["json"]);
 }
+
+/// Turns of a Messages client whose assistant has thought these blocks.
+fn thought(blocks: &[(&str, &str)]) -> Request {
+    let thought = |(text, signature): &(&str, &str)| json!({"type": "thinking", "thinking": text, "signature": signature});
+    let mut content: Vec<Value> = blocks.iter().map(thought).collect();
+    content.push(json!({"type": "text", "text": "said"}));
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": content}, {"role": "user", "content": "b"}]);
+    read(anthropic::messages, &json!({"model": "m", "max_tokens": 9, "messages": messages}))
+}
+
+/// Signatures in what each provider gets.
+fn signatures(request: &Request) -> [Vec<String>; 4] {
+    let codecs: [&dyn ProviderCodec; 4] =
+        [&anthropic::Codec::default(), &bedrock::Codec, &gemini::Codec::default(), &ResponsesCodec];
+    codecs.map(|codec| {
+        let (mut found, mut open) = (Vec::new(), vec![body(codec, request)]);
+        while let Some(value) = open.pop() {
+            match value {
+                Value::Array(items) => open.extend(items.into_iter().rev()),
+                Value::Object(fields) => {
+                    for (name, value) in fields {
+                        match (name.as_str(), value) {
+                            ("signature" | "thoughtSignature" | "encrypted_content", Value::String(text)) => found.push(text),
+                            (_, value) => open.push(value),
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        found
+    })
+}
+
+#[test]
+fn signatures_reach_the_provider_that_made_them_alone() {
+    let none = Vec::<String>::new;
+    let made = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    for (blocks, expected) in [
+        (&[("t", "EqQB")][..], [made(&["EqQB"]), made(&["EqQB"]), none(), none()]),
+        (&[("t", "gAAAAABo")], [none(), none(), none(), made(&["gAAAAABo"])]),
+        (&[("t", "openai:xai")], [none(), none(), none(), made(&["xai"])]),
+        // Two blocks in one turn, in order.
+        (&[("t", "gAAAAABo"), ("u", "gAAAAABp")], [none(), none(), none(), made(&["gAAAAABo", "gAAAAABp"])]),
+        // Thoughts of Gemini's are unsigned; the signature follows with the text.
+        (&[("t", ""), ("", "gemini:QUJD")], [none(), none(), made(&["QUJD"]), none()]),
+        (&[("t", "gemini:QUJD")], [none(), none(), made(&["QUJD"]), none()]),
+        // A turn of several makers.
+        (
+            &[("t", "EqQB"), ("u", "gAAAAABo"), ("", "gemini:QUJD")],
+            [made(&["EqQB"]), made(&["EqQB"]), made(&["QUJD"]), made(&["gAAAAABo"])],
+        ),
+    ] {
+        assert_eq!(signatures(&thought(blocks)), expected, "{blocks:?}");
+    }
+    let items = |encrypted: &str| {
+        let thought = json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}], "encrypted_content": encrypted});
+        let said = json!({"type": "message", "role": "assistant", "content": "said"});
+        read(openai::responses, &json!({"model": "m", "input": [{"role": "user", "content": "a"}, thought, said]}))
+    };
+    for (encrypted, expected) in [
+        ("gAAAAABo", [none(), none(), none(), made(&["gAAAAABo"])]),
+        ("xai", [none(), none(), none(), made(&["xai"])]),
+        ("anthropic:EqQB", [made(&["EqQB"]), made(&["EqQB"]), none(), none()]),
+        ("gemini:QUJD", [none(), none(), made(&["QUJD"]), none()]),
+    ] {
+        assert_eq!(signatures(&items(encrypted)), expected, "{encrypted}");
+    }
+}

@@ -37,7 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (text(), prop::collection::vec(logprob(), 0..3)).prop_map(|(text, logprobs)| Step::Text(text, logprobs)),
         2 => text().prop_map(Step::Reasoning),
-        1 => "[A-Za-z0-9+/]{4,8}".prop_map(Step::Signature),
+        1 => "openai:[A-Za-z0-9+/]{4,8}".prop_map(Step::Signature),
         1 => text().prop_map(Step::Refusal),
         2 => ("[a-z_]{1,8}", any::<String>(), cuts).prop_map(|(name, value, cuts)| Step::Call { name, value, cuts }),
     ]

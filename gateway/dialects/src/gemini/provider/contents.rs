@@ -7,6 +7,8 @@ use super::ThinkingStyle;
 use super::encode::put_text;
 use crate::answer_json::{Object, is_object};
 use crate::gemini::signature::{Signed, googles};
+use crate::packed_thinking::{Thought, signed_by};
+use crate::reasoning_maker::Maker;
 use penstock_types::error::ApiError;
 use penstock_types::json::short;
 use penstock_types::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
@@ -130,7 +132,10 @@ impl Turns {
     /// Writes a turn of the model. Reasoning text is left out: Google wants its signature back, not its text.
     fn model(&mut self, message: &Message) {
         self.turn("model");
-        let signature = message.reasoning_signature.as_deref().and_then(|given| googles(given, Signed::Reasoning));
+        // The last one covers the turn's text.
+        let signed = signed_by(Maker::Google, message).pop();
+        let signature =
+            signed.as_ref().and_then(Thought::signature).and_then(|given| googles(given, Signed::Reasoning));
         let text = message.content.as_deref().filter(|text| !text.is_empty());
         if text.is_some() || signature.is_some() {
             let mut part = Object::open(self.part());

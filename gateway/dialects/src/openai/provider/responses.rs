@@ -16,7 +16,9 @@ use super::{ChatCodec, fault, logprobs, put_signature, usage};
 use crate::answer_body::{Answer, Body, truncated};
 use crate::answer_json::{self as value, Object, list};
 use crate::identifiers;
+use crate::packed_thinking::{Thought, signed_by};
 use crate::provider_fields::{Api, refuse_chat};
+use crate::reasoning_maker::{Maker, kept_openais, openais};
 use crate::schema_rules::may_be_strict;
 use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
 use penstock_types::error::ApiError;
@@ -77,7 +79,7 @@ fn encode(chat: &ChatRequest, model: &str) -> Vec<u8> {
     let mut include = Vec::new();
     // Models that do not reason refuse to be asked for it.
     let reasons = effort.is_some_and(|effort| effort != "none");
-    if reasons || chat.messages.iter().any(|message| message.reasoning_signature.is_some()) {
+    if reasons || chat.messages.iter().any(|message| !signed_by(Maker::OpenAi, message).is_empty()) {
         include.push("reasoning.encrypted_content".to_owned());
     }
     if let Some(best) = chat.logprobs {
@@ -125,17 +127,18 @@ fn put_items(message: &Message, item: PutItem<'_>) {
             put_content(object.key("output"), message);
         });
     }
-    if let Some(encrypted) = &message.reasoning_signature {
+    for thought in signed_by(Maker::OpenAi, message) {
+        let Thought::Plain { text, signature: Some(signature) } = &thought else { continue };
         item(&mut |object| {
             object.string("type", "reasoning");
-            let summary: Vec<&String> = message.reasoning.iter().collect();
-            list(object.key("summary"), &summary, |out, text| {
+            let summary = if text.is_empty() { &[][..] } else { std::slice::from_ref(text) };
+            list(object.key("summary"), summary, |out, text| {
                 let mut part = Object::open(out);
                 part.string("type", "summary_text");
                 part.string("text", text);
                 part.close();
             });
-            object.string("encrypted_content", encrypted);
+            object.string("encrypted_content", openais(signature));
         });
     }
     if message.content.is_some() || !message.parts.is_empty() {
@@ -462,7 +465,7 @@ impl ResponseReader {
                 if let Some(signature) = item.encrypted
                     && !std::mem::replace(&mut seen.signed, true)
                 {
-                    out.push(ChatEvent::ReasoningSignature { choice: 0, signature });
+                    out.push(ChatEvent::ReasoningSignature { choice: 0, signature: kept_openais(signature) });
                 }
                 Ok(())
             }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use super::request::instruction;
 use crate::openai::messages::{self, Content};
+use crate::reasoning_maker::from_responses_client;
 use penstock_types::Bounds;
 use penstock_types::error::ApiErrorKind;
 use penstock_types::fields::{self, bounded};
@@ -212,7 +213,7 @@ impl<'a> Turns<'a> {
             match key {
                 "content" => texts(reader, bounds, "", &mut content)?,
                 "summary" => texts(reader, bounds, "\n\n", &mut summary)?,
-                "encrypted_content" => signature = Some(fields::text(reader)?),
+                "encrypted_content" => signature = Some(from_responses_client(fields::text(reader)?)),
                 _ => reader.skip()?,
             }
             Ok(())

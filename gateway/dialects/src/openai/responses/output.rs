@@ -11,6 +11,7 @@ use super::echo::{Echo, ResponseFailure, ResponseStatus, State};
 use super::events::Events;
 use super::items::{Item, ItemBody, ItemStatus, MessagePart, put_text, quoted};
 use crate::openai::provider::Balance;
+use crate::reasoning_maker::to_responses_client;
 use penstock_types::codec::AnswerMeta;
 use penstock_types::error_shape::{self, ErrorShape};
 use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
@@ -364,7 +365,7 @@ impl Output {
             self.open(ItemBody::Reasoning { summary, text: BytesMut::new(), open: false, encrypted: None }, out);
         }
         if let Some(Item { body: ItemBody::Reasoning { encrypted, .. }, .. }) = self.items.last_mut() {
-            *encrypted = Some(signature.to_owned());
+            *encrypted = Some(to_responses_client(signature).into_owned());
         }
     }
 

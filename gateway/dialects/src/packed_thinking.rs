@@ -6,19 +6,15 @@
 
 use bytes::{BufMut, BytesMut};
 
+use crate::reasoning_maker::{Maker, REDACTED};
 use penstock_types::fields;
 use penstock_types::json::{Fault, Reader};
-use penstock_types::request::OWN_SIGNATURE;
+use penstock_types::request::{Message, OWN_SIGNATURE};
 use penstock_types::write;
-
-/// Prefix of a redacted block's data, where an event has one string only.
-pub(crate) const REDACTED: &str = "redacted_thinking:";
-/// Prefix of the signature of the tool call that follows.
-pub(super) const CALL: &str = "call_signature:";
 
 /// A block of reasoning, readable or redacted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Thought {
+pub(crate) enum Thought {
     /// Readable reasoning, signed or not.
     Plain { text: String, signature: Option<String> },
     /// Redacted reasoning: opaque data that only the provider can read.
@@ -27,7 +23,7 @@ pub(super) enum Thought {
 
 impl Thought {
     /// The thought without a signature that the gateway made: no provider takes one.
-    pub(super) fn without_own_signature(self) -> Self {
+    pub(crate) fn without_own_signature(self) -> Self {
         match self {
             Self::Plain { text, signature } => {
                 Self::Plain { text, signature: signature.filter(|given| !given.starts_with(OWN_SIGNATURE)) }
@@ -35,10 +31,41 @@ impl Thought {
             redacted => redacted,
         }
     }
+
+    /// Signature of readable reasoning.
+    pub(crate) fn signature(&self) -> Option<&str> {
+        match self {
+            Self::Plain { signature, .. } => signature.as_deref(),
+            Self::Redacted(_) => None,
+        }
+    }
+
+    /// Maker of the thought's signature, if the thought is signed.
+    fn maker(&self) -> Option<Maker> {
+        match self {
+            Self::Plain { signature, .. } => signature.as_deref().map(Maker::of),
+            Self::Redacted(_) => Some(Maker::Anthropic),
+        }
+    }
+}
+
+/// Thoughts of a message that `maker` signed, in order. No provider takes those that another one signed.
+pub(crate) fn signed_by(maker: Maker, message: &Message) -> Vec<Thought> {
+    let Some(signature) = message.reasoning_signature.as_deref() else { return Vec::new() };
+    let mut thoughts = if signature.starts_with('[') {
+        unpacked(signature)
+    } else if let Some(data) = signature.strip_prefix(REDACTED) {
+        vec![Thought::Redacted(data.to_owned())]
+    } else {
+        let text = message.reasoning.clone().unwrap_or_default();
+        vec![Thought::Plain { text, signature: Some(signature.to_owned()) }]
+    };
+    thoughts.retain(|thought| thought.maker() == Some(maker));
+    thoughts
 }
 
 /// Packs thoughts into the reasoning text and the signature of one message.
-pub(super) fn packed(thoughts: Vec<Thought>) -> (Option<String>, Option<String>) {
+pub(crate) fn packed(thoughts: Vec<Thought>) -> (Option<String>, Option<String>) {
     let mut text = String::new();
     for thought in &thoughts {
         if let Thought::Plain { text: more, .. } = thought
@@ -80,7 +107,7 @@ pub(super) fn packed(thoughts: Vec<Thought>) -> (Option<String>, Option<String>)
 }
 
 /// Writes a `thinking` block with its text and signature.
-pub(super) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
+pub(crate) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
     out.put_slice(b"{\"type\":\"thinking\",\"thinking\":");
     write::string(out, text);
     out.put_slice(b",\"signature\":");
@@ -89,37 +116,24 @@ pub(super) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
 }
 
 /// Writes a `redacted_thinking` block with its opaque data.
-pub(super) fn put_redacted(out: &mut BytesMut, data: &str) {
+pub(crate) fn put_redacted(out: &mut BytesMut, data: &str) {
     out.put_slice(b"{\"type\":\"redacted_thinking\",\"data\":");
     write::string(out, data);
     out.put_u8(b'}');
 }
 
-/// Calls `each` with the JSON of every block in a packed signature. Elements that are not such a block are left out:
-/// the string comes from a client.
-pub(crate) fn put_unpacked(packed: &str, mut each: impl FnMut(&str)) {
-    let Ok(mut reader) = Reader::new(packed.as_bytes()) else { return };
-    let mut blocks = Vec::new();
-    let read = reader
-        .array(|reader, index| {
+/// Thoughts in a packed signature. Elements that are no such block are left out: the string comes from a client.
+fn unpacked(packed: &str) -> Vec<Thought> {
+    let mut thoughts = Vec::new();
+    let read = Reader::new(packed.as_bytes()).and_then(|mut reader| {
+        reader.array(|reader, index| {
             fields::bounded(index, BLOCKS_MAX, "blocks")?;
-            blocks.push(thought(reader)?);
+            thoughts.extend(thought(reader)?);
             Ok(())
-        })
-        .and_then(|()| reader.end());
-    if read.is_err() {
-        return;
-    }
-    let mut out = BytesMut::new();
-    for block in blocks.into_iter().flatten() {
-        out.clear();
-        match block {
-            Thought::Plain { text, signature } => put_thinking(&mut out, &text, &signature.unwrap_or_default()),
-            Thought::Redacted(data) => put_redacted(&mut out, &data),
-        }
-        // Only text was written.
-        each(&String::from_utf8_lossy(&out));
-    }
+        })?;
+        reader.end()
+    });
+    if read.is_ok() { thoughts } else { Vec::new() }
 }
 
 /// Most blocks in one packed signature.
