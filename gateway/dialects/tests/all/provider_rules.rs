@@ -179,3 +179,35 @@ fn signatures_reach_the_provider_that_made_them_alone() {
         assert_eq!(signatures(&items(encrypted)), expected, "{encrypted}");
     }
 }
+
+#[test]
+fn images_of_results_follow_the_results() {
+    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}});
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "look", "input": {}});
+    let messages = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [call("one"), call("two")]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "one", "content": [{"type": "text", "text": "See:"}, image]},
+            {"type": "tool_result", "tool_use_id": "two", "content": [image]},
+            {"type": "text", "text": "Well?"}]}]);
+    let asked = read(anthropic::messages, &json!({"model": "m", "max_tokens": 9, "messages": messages}));
+    let sent = body(&ChatCodec::strict(), &asked)["messages"].take();
+    let shown = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}});
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let results = json!([
+        {"role": "tool", "content": "See:", "tool_call_id": "one"},
+        {"role": "tool", "content": "(an image, which follows)", "tool_call_id": "two"},
+        {"role": "user", "content": [text("Image of the result of one:"), shown, text("Image of the result of two:"), shown]},
+        {"role": "user", "content": "Well?"}]);
+    assert_eq!(sent.as_array().expect("messages")[2..], results.as_array().expect("messages")[..]);
+    // Nothing follows the last result.
+    let mut messages = messages;
+    messages[2]["content"].as_array_mut().expect("blocks").pop();
+    let asked = read(anthropic::messages, &json!({"model": "m", "max_tokens": 9, "messages": messages}));
+    let sent = body(&ChatCodec::strict(), &asked)["messages"].take();
+    assert_eq!(sent.as_array().expect("messages")[2..], results.as_array().expect("messages")[..3]);
+    // Other servers take images where they are.
+    let sent = body(&ChatCodec::default(), &asked)["messages"].take();
+    assert_eq!(sent[3], json!({"role": "tool", "content": [shown], "tool_call_id": "two"}));
+}

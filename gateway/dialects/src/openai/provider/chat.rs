@@ -26,7 +26,7 @@ pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Resu
     let mut out = BytesMut::with_capacity(1024);
     let mut object = Object::open(&mut out);
     object.string("model", model);
-    list(object.key("messages"), &chat.messages, |out, message| messages::put(codec, out, message));
+    messages::put_all(codec, object.key("messages"), &chat.messages);
     put_tools(&mut object, chat, codec.server);
     put_format(&mut object, &chat.response_format, codec.server);
     if chat.n != 1 {

@@ -1,19 +1,64 @@
 //! Messages in the form that OpenAI-compatible providers read.
 
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 
-use super::ChatCodec;
+use super::{ChatCodec, Server};
 use crate::answer_json::{Object, list};
 use crate::openai::ReasoningNames;
 use penstock_types::request::{ImageSource, Message, Part, Role, ToolCall};
 use penstock_types::write;
 
+/// Text of a result that is an image, where images are not allowed in results.
+const IMAGE_FOLLOWS: &str = "(an image, which follows)";
+
+/// Writes the list of messages. OpenAI itself takes images from the user alone: those of results follow in a message
+/// of the user behind the results, which must not be parted from their calls.
+pub(super) fn put_all(codec: &ChatCodec, out: &mut BytesMut, messages: &[Message]) {
+    out.put_u8(b'[');
+    for (index, message) in messages.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        put(codec, out, message);
+        let ends = messages.get(index + 1).is_none_or(|next| next.role != Role::Tool);
+        if codec.server == Server::OpenAi && message.role == Role::Tool && ends {
+            let results = messages[..=index].rsplit(|before| before.role != Role::Tool).next();
+            put_images(out, results.unwrap_or_default());
+        }
+    }
+    out.put_u8(b']');
+}
+
+/// Writes a comma, and the images of results as a message of the user; nothing where the results have none.
+fn put_images(out: &mut BytesMut, results: &[Message]) {
+    let mut before: &[u8] = b",{\"role\":\"user\",\"content\":[";
+    for result in results {
+        let images = result.parts.iter().filter(|part| matches!(part, Part::Image { .. }));
+        for (index, image) in images.enumerate() {
+            out.put_slice(std::mem::replace(&mut before, b","));
+            if index == 0 {
+                let id = result.tool_call_id.as_deref().unwrap_or_default();
+                put_part(out, &Part::Text(format!("Image of the result of {id}:")));
+                out.put_u8(b',');
+            }
+            put_part(out, image);
+        }
+    }
+    if before == b"," {
+        out.put_slice(b"]}");
+    }
+}
+
 /// Writes one message. Fields that the API lacks are left out: the signature of a reasoning, and the mark of a failed
 /// call (the call's result says so in words).
-pub(super) fn put(codec: &ChatCodec, out: &mut BytesMut, message: &Message) {
+fn put(codec: &ChatCodec, out: &mut BytesMut, message: &Message) {
     let mut object = Object::open(out);
     object.string("role", role(message.role));
     match (&message.content, message.parts.is_empty()) {
+        (content, false) if codec.server == Server::OpenAi && message.role == Role::Tool => {
+            let text = content.as_deref().filter(|text| !text.is_empty());
+            object.string("content", text.unwrap_or(IMAGE_FOLLOWS));
+        }
         (_, false) => list(object.key("content"), &message.parts, put_part),
         (Some(text), true) => object.string("content", text),
         (None, true) => object.raw("content", "null"),
