@@ -94,16 +94,37 @@ impl Top {
 
     fn counts(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         let mut usage = Usage::default();
-        let mut candidates = 0;
+        let (mut candidates, mut tools) = (0, 0);
         reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
             ("promptTokenCount", Kind::Number) => count(reader, &mut usage.prompt_tokens),
             ("candidatesTokenCount", Kind::Number) => count(reader, &mut candidates),
+            // Tokens brought in by Google's own tools are billed as input.
+            ("toolUsePromptTokenCount", Kind::Number) => count(reader, &mut tools),
             ("thoughtsTokenCount", Kind::Number) => count(reader, &mut usage.reasoning_tokens),
             ("cachedContentTokenCount", Kind::Number) => count(reader, &mut usage.cached_tokens),
             _ => reader.skip(),
         })?;
+        usage.prompt_tokens = u64::saturating_add(usage.prompt_tokens, tools);
         usage.completion_tokens = u64::saturating_add(candidates, usage.reasoning_tokens);
         self.usage = Some(usage);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_googles_tools_bring_in_counts_as_prompt() {
+        let counts = br#"{"candidates":[{"finishReason":"STOP"}],"usageMetadata":{"promptTokenCount":5,
+            "toolUsePromptTokenCount":1000,"candidatesTokenCount":2,"thoughtsTokenCount":3,"totalTokenCount":1010}}"#;
+        let mut seen = Seen::default();
+        whole(counts, &mut seen).expect("an answer");
+        let usage = seen.usage.expect("counts");
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (1005, 5));
+        let mut seen = Seen::default();
+        event(counts, &mut seen).expect("an event");
+        assert_eq!(seen.usage.map(|usage| usage.prompt_tokens), Some(1005));
     }
 }
