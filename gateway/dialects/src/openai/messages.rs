@@ -42,6 +42,7 @@ struct Draft {
     /// Set for the role `function`, the older form of `tool`.
     is_function: bool,
     content: Option<Content>,
+    refusal: Option<String>,
     name: Option<String>,
     reasoning: Option<String>,
     tool_calls: Vec<ToolCall>,
@@ -78,7 +79,8 @@ impl Draft {
             "tool_call_id" => self.tool_call_id = Some(fields::name(reader, bounds.name_chars_max)?),
             "function_call" => self.function_call = Some(self::called(reader, bounds)?),
             "audio" => return Err(Fault::of(ApiErrorKind::Unsupported, "only text is built")),
-            // `refusal`, `annotations` and other fields of answers, which clients send back.
+            "refusal" => self.refusal = Some(fields::text(reader)?),
+            // `annotations` and other fields of answers, which clients send back.
             _ => reader.skip()?,
         }
         Ok(())
@@ -97,6 +99,10 @@ impl Draft {
         }
         if role == Role::Tool && self.tool_call_id.is_none() {
             return Err(Fault::invalid("required in messages of a tool, but missing")).within("tool_call_id");
+        }
+        if assistant && self.content.is_none() {
+            // An answer that declines has its words there, and none as content.
+            self.content = self.refusal.take().map(|text| Content { text, parts: Vec::new() });
         }
         let may_be_empty = assistant && (!self.tool_calls.is_empty() || self.reasoning.is_some());
         if self.content.is_none() && !may_be_empty {

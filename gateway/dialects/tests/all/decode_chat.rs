@@ -138,6 +138,20 @@ fn messages_that_clients_send_back() {
 }
 
 #[test]
+fn a_refusal_that_is_sent_back_is_the_content() {
+    let refused = said(r#"{"role":"assistant","content":null,"refusal":"No."}"#);
+    assert_eq!(refused.content.as_deref(), Some("No."));
+    let refused = said(r#"{"refusal":"No.","role":"assistant","annotations":[]}"#);
+    assert_eq!(refused.content.as_deref(), Some("No."));
+    // A content that is there counts alone.
+    let both = said(r#"{"role":"assistant","content":"Yes.","refusal":"No."}"#);
+    assert_eq!(both.content.as_deref(), Some("Yes."));
+    let body = r#"{"model":"m","messages":[{"role":"user","content":null,"refusal":"No."}]}"#;
+    let error = decode_chat(body.as_bytes(), &Bounds::default()).expect_err("the user declines nothing");
+    assert_eq!(error.param.as_deref(), Some("messages[0].content"));
+}
+
+#[test]
 fn a_last_assistant_message_can_be_continued() {
     let request =
         decoded(r#"{"model":"m","messages":[{"role":"assistant","content":"Once"}],"continue_final_message":true}"#);
