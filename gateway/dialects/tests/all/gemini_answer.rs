@@ -129,24 +129,29 @@ fn calls_are_whole() {
 
 #[test]
 fn interleaved_arguments_reach_their_calls() {
-    let events = [
-        call(0, "a", None),
-        arguments(0, r#"{"x":"#),
-        call(1, "b", None),
-        arguments(1, r#"{"y":2"#),
-        arguments(0, "1}"),
-        arguments(1, "}"),
-        arguments(7, "{}"),
-        finish(0, FinishReason::ToolCalls),
-    ];
-    let answer: Value = serde_json::from_str(&whole("", &events).expect("whole")).expect("JSON");
-    let parts = &answer["candidates"][0]["content"]["parts"];
-    assert_eq!(parts[0]["functionCall"]["args"]["x"], 1);
-    assert_eq!(parts[1]["functionCall"]["args"]["y"], 2);
-    let told: Vec<Value> = chunks(&streamed(Framing::Events, "", &events));
-    let calls: Vec<&Value> =
-        told.iter().map(|chunk| &chunk["candidates"][0]["content"]["parts"][0]["functionCall"]["name"]).collect();
-    assert_eq!(calls, [&Value::from("a"), &Value::from("b"), &Value::Null]);
+    let pieces = [arguments(1, r#"{"y":2"#), arguments(0, "1}"), arguments(1, "}"), arguments(7, "{}")];
+    let end = [finish(0, FinishReason::ToolCalls)];
+    let begin = |starts: &[ChatEvent]| [starts, &pieces[..], &end[..]].concat();
+    for events in [
+        begin(&[call(0, "a", None), arguments(0, r#"{"x":"#), call(1, "b", None)]),
+        // Both begin before their arguments do.
+        begin(&[call(0, "a", None), call(1, "b", None), arguments(0, r#"{"x":"#)]),
+        begin(&[call(0, "a", None), arguments(0, ""), call(1, "b", None), text(0, "-"), arguments(0, r#"{"x":"#)]),
+    ] {
+        let answer: Value = serde_json::from_str(&whole("", &events).expect("whole")).expect("JSON");
+        let found = |parts: &Value| {
+            let parts = parts.as_array().cloned().unwrap_or_default();
+            parts.into_iter().filter(|part| part["functionCall"].is_object()).collect::<Vec<_>>()
+        };
+        let parts = found(&answer["candidates"][0]["content"]["parts"]);
+        assert_eq!(parts[0]["functionCall"]["args"]["x"], 1);
+        assert_eq!(parts[1]["functionCall"]["args"]["y"], 2);
+        let told: Vec<Value> = chunks(&streamed(Framing::Events, "", &events));
+        let calls = told.iter().flat_map(|chunk| found(&chunk["candidates"][0]["content"]["parts"]));
+        let calls: Vec<Value> = calls.map(|part| part["functionCall"].clone()).collect();
+        assert_eq!(calls.iter().map(|call| &call["name"]).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!((&calls[0]["args"]["x"], &calls[1]["args"]["y"]), (&Value::from(1), &Value::from(2)));
+    }
 }
 
 #[test]
