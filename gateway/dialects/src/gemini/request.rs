@@ -90,7 +90,10 @@ impl Draft {
         let choice = self.calling.resolve(&self.tools);
         chat.tool_choice = choice.within("functionCallingConfig").within("toolConfig")?;
         chat.tools = self.tools;
-        chat.tools.iter_mut().for_each(|tool| tool.strict |= validated);
+        if validated {
+            let strict = |tool: Tool| Tool::function(tool.name, tool.description, tool.parameters, true);
+            chat.tools = chat.tools.into_iter().map(strict).collect();
+        }
         chat.ignored = self.ignored;
         chat.stream = stream.then_some(StreamOptions { include_usage: true, continuous_usage_stats: false });
         let include_thoughts = self.config.thinking.include;

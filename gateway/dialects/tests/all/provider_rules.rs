@@ -211,3 +211,18 @@ fn images_of_results_follow_the_results() {
     let sent = body(&ChatCodec::default(), &asked)["messages"].take();
     assert_eq!(sent[3], json!({"role": "tool", "content": [shown], "tool_call_id": "two"}));
 }
+
+#[test]
+fn functions_of_a_validated_call_are_strict_everywhere() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": false});
+    let asked = json!({"contents": [{"parts": [{"text": "hi"}]}],
+        "tools": [{"functionDeclarations": [{"name": "f", "description": "d", "parametersJsonSchema": schema}]}],
+        "toolConfig": {"functionCallingConfig": {"mode": "VALIDATED"}}});
+    let asked = read(|body, bounds| gemini::generate("m", Framing::Whole, body, bounds), &asked);
+    let function = json!({"name": "f", "description": "d", "parameters": schema, "strict": true});
+    for codec in [ChatCodec::default(), ChatCodec::strict()] {
+        assert_eq!(body(&codec, &asked)["tools"][0]["function"], function);
+    }
+    assert_eq!(body(&ResponsesCodec, &asked)["tools"][0]["strict"], json!(true));
+    assert_eq!(body(&anthropic::Codec::default(), &asked)["tools"][0]["strict"], json!(true));
+}
