@@ -28,7 +28,8 @@ fn ids_are_no_longer_than_the_provider_takes() {
     let asked = json!({"model": "m", "max_tokens": 9, "metadata": {"user_id": id}, "messages": [{"role": "user", "content": "hi"}]});
     let asked = read(anthropic::messages, &asked);
     let long = "k".repeat(500);
-    let fields = json!({"model": "m", "user": long, "prompt_cache_key": long, "messages": [{"role": "user", "content": "hi"}]});
+    let fields =
+        json!({"model": "m", "user": long, "prompt_cache_key": long, "messages": [{"role": "user", "content": "hi"}]});
     let chat = read(openai::chat, &fields);
     let completion = read(openai::completion, &json!({"model": "m", "user": long, "prompt": "a"}));
     let vectors = read(openai::embeddings, &json!({"model": "m", "user": long, "input": "a"}));
@@ -84,13 +85,15 @@ fn schemas_are_sent_as_the_provider_takes_them() {
         assert_eq!(inner["schema"]["properties"], schema["properties"], "the client's own schema");
         assert_eq!(body(&ResponsesCodec, &asked)["text"]["format"]["strict"], json!(false));
         is_closed(&body(&anthropic::Codec::default(), &asked)["output_config"]["format"]["schema"]);
-        let text = body(&bedrock::Codec, &asked)["outputConfig"]["textFormat"]["structure"]["jsonSchema"]["schema"].take();
+        let text =
+            body(&bedrock::Codec, &asked)["outputConfig"]["textFormat"]["structure"]["jsonSchema"]["schema"].take();
         is_closed(&serde_json::from_str(text.as_str().expect("text")).expect("JSON"));
     }
     // A schema that OpenAI takes stays strict.
     let closed = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": false});
     let config = json!({"format": {"type": "json_schema", "schema": closed}});
-    let asked = read(anthropic::messages, &json!({"model": "m", "max_tokens": 9, "messages": hi, "output_config": config}));
+    let asked =
+        read(anthropic::messages, &json!({"model": "m", "max_tokens": 9, "messages": hi, "output_config": config}));
     assert_eq!(body(&ChatCodec::strict(), &asked)["response_format"]["json_schema"]["strict"], json!(true));
     assert_eq!(body(&ResponsesCodec, &asked)["text"]["format"]["strict"], json!(true));
 }
@@ -113,7 +116,8 @@ fn strict_functions_are_sent_as_the_provider_takes_them() {
 
 /// Turns of a Messages client whose assistant has thought these blocks.
 fn thought(blocks: &[(&str, &str)]) -> Request {
-    let thought = |(text, signature): &(&str, &str)| json!({"type": "thinking", "thinking": text, "signature": signature});
+    let thought =
+        |(text, signature): &(&str, &str)| json!({"type": "thinking", "thinking": text, "signature": signature});
     let mut content: Vec<Value> = blocks.iter().map(thought).collect();
     content.push(json!({"type": "text", "text": "said"}));
     let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": content}, {"role": "user", "content": "b"}]);
@@ -132,7 +136,9 @@ fn signatures(request: &Request) -> [Vec<String>; 4] {
                 Value::Object(fields) => {
                     for (name, value) in fields {
                         match (name.as_str(), value) {
-                            ("signature" | "thoughtSignature" | "encrypted_content", Value::String(text)) => found.push(text),
+                            ("signature" | "thoughtSignature" | "encrypted_content", Value::String(text)) => {
+                                found.push(text)
+                            }
                             (_, value) => open.push(value),
                         }
                     }
@@ -210,6 +216,16 @@ fn images_of_results_follow_the_results() {
     // Other servers take images where they are.
     let sent = body(&ChatCodec::default(), &asked)["messages"].take();
     assert_eq!(sent[3], json!({"role": "tool", "content": [shown], "tool_call_id": "two"}));
+}
+
+#[test]
+fn a_turn_of_thinking_alone_has_a_content() {
+    let messages = json!([{"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "EqQB"}]}, {"role": "user", "content": "b"}]);
+    let asked = read(anthropic::messages, &json!({"model": "m", "max_tokens": 9, "messages": messages}));
+    assert_eq!(body(&ChatCodec::strict(), &asked)["messages"][1], json!({"role": "assistant", "content": ""}));
+    let other = json!({"role": "assistant", "content": null, "reasoning_content": "t"});
+    assert_eq!(body(&ChatCodec::default(), &asked)["messages"][1], other);
 }
 
 #[test]

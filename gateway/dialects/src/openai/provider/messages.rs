@@ -61,6 +61,8 @@ fn put(codec: &ChatCodec, out: &mut BytesMut, message: &Message) {
         }
         (_, false) => list(object.key("content"), &message.parts, put_part),
         (Some(text), true) => object.string("content", text),
+        // A turn of reasoning alone, where the reasoning is left out: null is taken beside calls only.
+        (None, true) if message.tool_calls.is_empty() && codec.reasoning.is_none() => object.string("content", ""),
         (None, true) => object.raw("content", "null"),
     }
     object.optional("name", message.name.as_deref());
