@@ -1,5 +1,6 @@
 """What providers refuse, and what only they know: mocks as strict as the real services, asked by clients of every API."""
 
+import anthropic
 import openai
 import pytest
 
@@ -11,7 +12,7 @@ SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "actio
 
 @pytest.fixture(scope="module")
 def providers(tmp_path_factory):
-    with fleet(tmp_path_factory.mktemp("rules"), kinds=("openai", "responses", "anthropic"), pool=False) as running:
+    with fleet(tmp_path_factory.mktemp("rules"), pool=False) as running:
         yield running
 
 
@@ -63,3 +64,80 @@ def test_what_the_gateway_keeps_must_be_known_to_it(client):
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model="mock-responses", input="Hello", tools=[{"type": "web_search"}], **more)
         assert refused.value.param.startswith("tools"), refused.value
+
+
+def anthropic_client(providers) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=providers.gateway.url, api_key=CLIENT_KEY, max_retries=0)
+
+
+MODELS = ["mock-openai", "mock-responses", "mock-anthropic", "mock-azure", "mock-gemini", "anthropic.claude-mock-v1:0"]
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_long_id_of_a_user_is_taken(providers, client, model):
+    """Claude Code sends an account and a session."""
+    id = f"user_{'a' * 64}_account__session_{'b' * 36}"
+    messages = [{"role": "user", "content": "Hello"}]
+    claude = anthropic_client(providers)
+    assert claude.messages.create(model=model, max_tokens=99, metadata={"user_id": id}, messages=messages).content
+    for user in ("x" * 500, "ann@example.com"):
+        ids = {"user": user, "prompt_cache_key": "k" * 99}
+        # Clients of the provider's own API are told what the provider says.
+        if model in ("mock-openai", "mock-azure"):
+            assert client.responses.create(model=model, input="Hello", store=False, **ids).output_text
+        else:
+            answer = client.chat.completions.create(model=model, messages=messages, **ids)
+            assert answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("signature", ["gAAAAABotheirs", "openai:theirs", "gemini:QUJD", "call_signature:QUJD"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_signature_of_another_provider_is_left_out(providers, client, model, signature):
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": signature}
+    text = {"type": "text", "text": "I am well."}
+    messages = [
+        {"role": "user", "content": "How are you?"},
+        {"role": "assistant", "content": [thought, text]},
+        {"role": "user", "content": "Hello"},
+    ]
+    claude = anthropic_client(providers)
+    if (model, signature) == ("mock-responses", "openai:theirs"):
+        with pytest.raises(anthropic.BadRequestError, match="could not be verified"):
+            claude.messages.create(model=model, max_tokens=99, messages=messages)
+        return
+    assert claude.messages.create(model=model, max_tokens=99, messages=messages).content[0].text
+    if model == "mock-anthropic":
+        assert claude.messages.count_tokens(model=model, messages=messages).input_tokens > 0
+
+
+@pytest.mark.parametrize("encrypted", ["gAAAAABotheirs", "anthropic:EqQB", "gemini:QUJD"])
+@pytest.mark.parametrize("model", MODELS)
+def test_reasoning_of_another_provider_is_left_out(client, model, encrypted):
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": encrypted}
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "I am well."}]}
+    items = [{"role": "user", "content": "How are you?"}, thought, said, {"role": "user", "content": "Hello"}]
+    assert client.responses.create(model=model, input=items, store=False).output_text
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_image_in_a_result_is_taken(providers, client, model):
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [PNG]}
+    messages = [
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    tools = [{"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}]
+    claude = anthropic_client(providers)
+    assert claude.messages.create(model=model, max_tokens=99, tools=tools, messages=messages).content
+    messages += [{"role": "assistant", "content": "A fox."}, {"role": "user", "content": "Hello"}]
+    assert claude.messages.create(model=model, max_tokens=99, tools=tools, messages=messages).content
+
+
+def test_a_refusal_can_be_sent_back(client):
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    messages = [{"role": "user", "content": "Do."}, refused, {"role": "user", "content": "Hello"}]
+    for model in MODELS:
+        assert client.chat.completions.create(model=model, messages=messages).choices[0].message.content

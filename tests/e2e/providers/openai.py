@@ -472,13 +472,16 @@ def response_item(item: dict, where: str, ask: Ask, open_calls: set[str]) -> Non
             message = f"No tool call found for function call output with call_id {item.get('call_id')}."
             raise Refused(400, message, None, "input")
         open_calls.discard(item["call_id"])
-        ask.results.append(content_text(item["output"], where))
+        ask.results.append(content_text(item["output"], where, []))
         ask.texts.append(ask.results[-1])
     elif kind in CALLS_OF_BUILT_IN:
         pass
     elif kind == "reasoning":
         if not isinstance(item.get("summary"), list):
             raise Refused(400, f"Missing required parameter: '{where}.summary'.", None, f"{where}.summary")
+        if not (item.get("encrypted_content") or "gAAAA").startswith("gAAAA"):
+            fault = f"The encrypted content {item['encrypted_content'][:4]}... could not be verified."
+            raise Refused(400, fault, "invalid_encrypted_content", where)
     else:
         raise Refused(400, f"Invalid value: '{kind}'.", "invalid_value", f"{where}.type")
 
