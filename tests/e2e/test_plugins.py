@@ -560,6 +560,69 @@ settings = { cut_after = 3 }
         assert "".join(text).startswith("1, 2") and "30" not in "".join(text)
 
 
+def test_earlier_turns_of_responses_meet_plugins(tmp_path):
+    plugins = """
+[[providers]]
+id = "keeps"
+protocol = "openai_responses"
+base_url = "{keeps}/v1"
+key_env = "KEY_OPENAI"
+models = ["mock-keeps"]
+
+[[plugins]]
+name = "guard"
+[[plugins.settings.rules]]
+name = "weapons"
+words = ["bomb"]
+
+[[plugins]]
+name = "body"
+models = ["mock-openai"]
+settings = { set = { temperature = 0.25 } }
+"""
+    with OpenAi() as keeps, World(tmp_path, plugins.replace("{keeps}", keeps.url)) as world:
+        client, mock = world.gateway.client(api_key=KEYS["alice"]), world.mocks["openai"]
+        first = client.responses.create(model="mock-openai", input="I am Ada.")
+        assert first.store is True and client.responses.retrieve(first.id).model_dump() == first.model_dump()
+        conversation = client.conversations.create(items=[{"type": "message", "role": "user", "content": "I am Ada."}])
+
+        def goes_on(**names):
+            made = client.responses.create(model="mock-openai", input="And you?", **names)
+            if names.get("background"):
+                made = wait_until(lambda: ended_response(client, made.id), "the response ends")
+            assert made.status == "completed", made
+            texts = [message["content"] for message in mock.last.body["messages"]]
+            assert texts[0] == "I am Ada." and texts[-1] == "And you?" and mock.last.body["temperature"] == 0.25
+            return len(texts)
+
+        assert goes_on(previous_response_id=first.id) == 3
+        assert goes_on(previous_response_id=first.id, background=True) == 3
+        assert goes_on(conversation=conversation.id) == 2
+        assert goes_on(conversation=conversation.id, background=True) == 4
+        counted = client.responses.input_tokens.count(
+            model="mock-openai", input="And you?", previous_response_id=first.id
+        )
+        alone = client.responses.input_tokens.count(model="mock-openai", input="And you?")
+        assert counted.input_tokens > alone.input_tokens
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.responses.create(model="mock-openai", input="x", previous_response_id="resp_theirs")
+        assert caught.value.code == "previous_response_not_found"
+        # A provider that keeps responses itself is asked, and answers itself where it has none of that id.
+        keeps.models = ("mock-keeps",)
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model="mock-keeps", input="x", previous_response_id="resp_theirs")
+        assert keeps.last.body["previous_response_id"] == "resp_theirs"
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model="mock-keeps", input="a bomb", previous_response_id="resp_theirs")
+        asked = [seen for seen in keeps.seen if seen.path.endswith("/responses")]
+        assert len(asked) == 1, "the guard reads what the request itself says"
+
+
+def ended_response(client, response_id: str):
+    response = client.responses.retrieve(response_id)
+    return response if response.status not in ("queued", "in_progress") else None
+
+
 def test_prompts_are_decorated(tmp_path):
     plugins = """
 [[plugins]]

@@ -58,6 +58,9 @@ const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
 /// Decoder of a body in the dialect that the operation names.
 pub type Decode = fn(&Ask, &[u8]) -> Result<Decoded, ApiError>;
 
+/// Decoder of bodies that plugins put in place of the client's, for a call whose request holds more than its body says.
+pub type ReadEdit = Arc<dyn Fn(&[u8]) -> Result<Decoded, Failure> + Send + Sync>;
+
 /// One request to a model, validated by the route and shared by all attempts.
 pub struct Call {
     /// Operation asked for, with the facts that only the URL says.
@@ -106,6 +109,8 @@ pub struct Call {
     /// counted.
     is_counted: bool,
     decode: Decode,
+    /// Decoder of edited bodies; `None`: `decode` reads them too.
+    read_edit: Option<ReadEdit>,
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
     /// Time at which the request was read.
     began: Instant,
@@ -158,6 +163,7 @@ impl Call {
             bounds: BoundLimits::default(),
             is_counted: false,
             decode,
+            read_edit: None,
             decoded,
             began: Instant::now(),
             holds: None,
@@ -227,11 +233,37 @@ impl Call {
         self.decoded = OnceCell::new_with(Some(Ok(Arc::new(decoded))));
     }
 
-    /// Replaces the body. A model named in it is asked from now on; whether the answer is streamed cannot change.
+    /// Sets the decoder of bodies that plugins put in place of the client's: earlier turns that the body does not hold stay
+    /// part of the request.
+    pub fn read_edits_with(&mut self, read: ReadEdit) {
+        self.read_edit = Some(read);
+    }
+
+    /// Drops the decoder of edited bodies, and the earlier turns with it: no plugin edits the call any more.
+    pub fn end_edits(&mut self) {
+        self.read_edit = None;
+    }
+
+    /// Decodes a body that a plugin puts in place of the client's. The client's own body of a call with
+    /// [`Call::unresolved`] is decoded here too, without the turns that only its provider has.
+    ///
+    /// # Errors
+    /// The body breaks a rule of the client's dialect.
+    pub async fn decode_edit(&self, body: Bytes) -> Result<Arc<Decoded>, Failure> {
+        let (ask, decode, read, bytes) = (self.ask.clone(), self.decode, self.read_edit.clone(), body.len());
+        let work = move || match read {
+            Some(read) => read(&body),
+            None => Ok(decode(&ask, &body)?),
+        };
+        Ok(Arc::new(off_io(bytes, work).await??))
+    }
+
+    /// Replaces the body, which the caller may have decoded already ([`Call::decode_edit`]). A model named in it is asked
+    /// from now on; whether the answer is streamed cannot change.
     ///
     /// # Errors
     /// The bytes are no valid body, or change whether the answer is streamed.
-    pub async fn set_body(&mut self, body: Bytes) -> Result<(), Failure> {
+    pub async fn set_body(&mut self, body: Bytes, mut decoded: Option<Arc<Decoded>>) -> Result<(), Failure> {
         let (bytes, surface) = (body.clone(), self.ask.surface);
         let peek = off_io(body.len(), move || peek::peek(&bytes, Some(surface), &Bounds::default())).await??;
         if peek.stream != self.peek.stream {
@@ -241,7 +273,11 @@ impl Call {
             let before = std::mem::replace(&mut self.model, model);
             self.asked_for.get_or_insert(before);
         }
-        (self.body, self.peek, self.decoded) = (body, peek, OnceCell::new());
+        if decoded.is_none() && self.read_edit.is_some() && self.unresolved.is_none() {
+            decoded = Some(self.decode_edit(body.clone()).await?);
+        }
+        (self.body, self.peek) = (body, peek);
+        self.decoded = OnceCell::new_with(decoded.map(Ok));
         Ok(())
     }
 

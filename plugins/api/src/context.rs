@@ -36,6 +36,8 @@ pub struct RequestInfo {
     pub client: Option<IpAddr>,
     /// True where no client waits for the answer: a batch, or a response in the background.
     pub background: bool,
+    /// True where the request goes on from turns that only its provider keeps: the decoded request lacks them.
+    pub partial: bool,
     /// True where the request is tried and goes nowhere: the plugin must leave its own state as it is.
     pub dry_run: bool,
 }

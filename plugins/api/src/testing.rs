@@ -157,6 +157,7 @@ pub fn request(surface: Surface, body: &Value, host: Arc<dyn Host>) -> RequestCo
         tenant: String::new(),
         client: None,
         background: false,
+        partial: false,
         dry_run: false,
     };
     let mut context = RequestContext::new(Arc::new(info), HeaderMap::new(), Vec::new(), bytes, host);

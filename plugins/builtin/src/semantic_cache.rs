@@ -175,6 +175,10 @@ struct Miss {
 impl Hooks for Caching {
     async fn on_request(&mut self, request: &mut RequestContext) -> Result<Verdict, PluginError> {
         let config = self.config.clone();
+        if request.info.partial {
+            // The turns before the message are not known, so nothing tells whether they are the same.
+            return Ok(Verdict::Pass);
+        }
         let (looks, keeps) = wishes(request);
         let Request::Chat(chat) = request.request()? else { return Ok(Verdict::Pass) };
         let Some((text, place)) = split(chat, request, config.share).filter(|_| looks || keeps) else {

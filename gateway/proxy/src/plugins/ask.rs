@@ -20,9 +20,8 @@ use super::shell::{Broke, Shell, Stage, refused};
 use crate::handler::caught;
 use penstock_auth::Principal;
 use penstock_base::error::Failure;
-use penstock_dialects::decode;
 use penstock_telemetry::Metric;
-use penstock_upstream::call::{Call, off_io};
+use penstock_upstream::call::Call;
 
 /// Result of running `on_request` of the matching plugins.
 #[derive(Default)]
@@ -39,6 +38,12 @@ impl Chain {
     /// # Errors
     /// A plugin refuses the call, or fails with `on_fail` closed.
     pub(crate) async fn ask(&self, principal: &Arc<Principal>, call: &mut Call) -> Result<Asked, Failure> {
+        let asked = self.ask_all(principal, call).await;
+        call.end_edits();
+        asked
+    }
+
+    async fn ask_all(&self, principal: &Arc<Principal>, call: &mut Call) -> Result<Asked, Failure> {
         if self.links.is_empty() || call.asked_by_plugin {
             return Ok(Asked::default());
         }
@@ -185,6 +190,7 @@ pub(super) fn info(principal: &Principal, call: &Call) -> RequestInfo {
         tenant: principal.tenant().to_owned(),
         client: call.client,
         background: call.background,
+        partial: call.unresolved.is_some(),
         dry_run: false,
     }
 }
@@ -207,7 +213,7 @@ pub(super) fn make_body(context: &mut RequestContext, call: &Call) -> Result<(),
     Ok(())
 }
 
-/// Decodes the body, or the one that took its place.
+/// Decodes the body, or the one that took its place. Of turns that only the provider has, the request shows none.
 async fn make_request(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
     if context.has_request() {
         return Ok(());
@@ -216,10 +222,7 @@ async fn make_request(context: &mut RequestContext, call: &Call) -> Result<(), F
     let unchanged = body.as_ptr() == call.body.as_ptr() && body.len() == call.body.len();
     let decoded = match (&call.unresolved, unchanged) {
         (None, true) => call.decoded().await?,
-        _ => {
-            let ask = call.ask.clone();
-            Arc::new(off_io(body.len(), move || decode(&ask, &body)).await??)
-        }
+        _ => call.decode_edit(body).await?,
     };
     context.put_decoded(decoded);
     Ok(())
@@ -236,7 +239,7 @@ async fn apply(call: &mut Call, parts: Parts, body_bytes_max: usize) -> Result<(
         if body.len() > body_bytes_max {
             return Err(Failure::internal("a plugin made the body larger than server.body_bytes_max"));
         }
-        call.set_body(body).await?;
+        call.set_body(body, decoded.clone()).await?;
     }
     let Some(decoded) = decoded else { return Ok(()) };
     let Some(request) = request else {

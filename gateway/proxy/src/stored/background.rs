@@ -23,13 +23,14 @@ use penstock_proto::ErrorKind;
 use penstock_store::{
     ObjectId, OpenResponse, ResponseChange, ResponseId, ResponseRecord, ResponseStatus, StoreError, Tenant,
 };
-use penstock_types::{AnswerMeta, Bounds, ChatEvent, ChatRequest, Decoded, Request, Surface, WholeCollector};
+use penstock_types::{AnswerMeta, Bounds, ChatEvent, Surface, WholeCollector};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::Keeper;
+use super::edits::{Resolved, bytes_of, resolve};
 use super::places::Turns;
-use super::responses::{QUEUED_EVENTS, before, meta, resolve, room};
+use super::responses::{QUEUED_EVENTS, before, meta, room};
 use super::talk::{self, Keep, Talk, is_locked};
 use crate::background_answer::answer_events;
 use crate::event_log::Log;
@@ -290,15 +291,16 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         }
         talk => talk,
     };
-    let mut earlier = gateway.answer_memory(tenant.as_str(), &config.http).hold();
+    let memory = gateway.answer_memory(tenant.as_str(), &config.http);
+    let mut earlier = memory.hold();
     let rebuilt = match talk {
         Ok(talk) => {
-            let made = rebuilt(keeper, tenant, request, config.http.body_bytes_max, &mut earlier).await;
+            let made = rebuilt(keeper, tenant, request, config.http.body_bytes_max, &mut earlier, memory.hold()).await;
             made.map(|made| (made, talk))
         }
         Err(failure) => Err(failure),
     };
-    let ((chat, form), talk) = match rebuilt {
+    let (resolved, talk) = match rebuilt {
         Ok((Some(made), talk)) => (made, talk),
         Ok((None, _)) => return Ok(Left::Again(MEMORY_PAUSE, false)),
         Err(failure) if failure.should_retry() => return Ok(Left::Again(STORE_PAUSE, false)),
@@ -308,13 +310,14 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
             return Ok(Left::Ended);
         }
     };
+    let form = resolved.form.clone();
     let begun = form.resource(&meta(&response), Word::InProgress, b"", None);
     if !store.update_response(id, open_as(ResponseStatus::InProgress, begun), None).await? {
         return Ok(Left::Ended);
     }
     let open = Open { tenant, response: &response, form: &form, log: ending.log.as_deref() };
-    let mut hold = gateway.answer_memory(tenant.as_str(), &config.http).hold();
-    let (finished, last) = match attempt(gateway, &open, chat, lease, &mut hold, attempts).await {
+    let mut hold = memory.hold();
+    let (finished, last) = match attempt(gateway, &open, resolved, lease, &mut hold, attempts).await {
         Ok(finished) => finished,
         Err(left) => {
             // Nothing was told yet, so whoever goes on, after a restart too, may begin anew.
@@ -435,12 +438,13 @@ async fn rebuilt(
     request: ResponsesRequest,
     bytes_max: usize,
     hold: &mut Hold,
-) -> Result<Option<(ChatRequest, ResponseForm)>, Failure> {
+    kept: Hold,
+) -> Result<Option<Resolved>, Failure> {
     let turns = before(keeper, tenant, &request.needs(), bytes_max).await?;
-    if hold.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum()).is_err() {
+    if hold.cover(bytes_of(&turns)).is_err() {
         return Ok(None);
     }
-    Ok(Some(resolve(request, turns).await??))
+    Ok(Some(resolve(request, turns, ResponsesRequest::decode, kept).await??))
 }
 
 /// Background response that is being answered.
@@ -457,7 +461,7 @@ struct Open<'a> {
 async fn attempt(
     gateway: &Gateway,
     open: &Open<'_>,
-    chat: ChatRequest,
+    resolved: Resolved,
     lease: BodyLease,
     hold: &mut Hold,
     attempts: u32,
@@ -466,7 +470,7 @@ async fn attempt(
         Some(_) => open.form.telling_collector(&meta(open.response)),
         None => open.form.collector(&meta(open.response)),
     };
-    let answered = caught(once(gateway, open, chat, lease, &mut collector, hold)).await;
+    let answered = caught(once(gateway, open, resolved, lease, &mut collector, hold)).await;
     let failure = match answered.unwrap_or_else(|panic| Err(Failure::internal(panic))) {
         Ok(()) => match collector.finished() {
             Some(finished) => {
@@ -496,7 +500,7 @@ async fn attempt(
 async fn once(
     gateway: &Gateway,
     open: &Open<'_>,
-    chat: ChatRequest,
+    resolved: Resolved,
     lease: BodyLease,
     collector: &mut ResponseCollector,
     hold: &mut Hold,
@@ -509,8 +513,7 @@ async fn once(
     let mut call =
         Call::new(Ask::new(Surface::Responses), body, new_request_id(), HeaderMap::new(), penstock_dialects::decode)
             .await?;
-    let decoded = Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(open.form.clone()) };
-    call.answer_as(meta(open.response), decoded);
+    resolved.put(&mut call, meta(open.response));
     // The events are written here; the answer to the call itself is whole.
     (call.background, call.own, call.stream) = (true, true, false);
     let deadline = serving.config.request_timeout.map(|limit| (Instant::now() + limit).into_std());

@@ -7,6 +7,7 @@ pub(crate) mod background;
 mod batches;
 mod completions;
 mod conversations;
+mod edits;
 mod events;
 mod failure;
 mod files;

@@ -13,8 +13,9 @@ use penstock_store::{
     ResponseChange, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, StoreError, Tenant, Turn,
 };
 use penstock_types::error_shape::ErrorShape;
-use penstock_types::{AnswerMeta, ApiError, Bounds, ChatRequest, Decoded, Request};
+use penstock_types::{AnswerMeta, ApiError, Bounds};
 
+use super::edits;
 use super::events::{Follower, not_streamed};
 use super::keeping::{Draft, Keeping};
 use super::talk::{self, Keep, LOCK_WAIT, Talk};
@@ -115,21 +116,23 @@ pub(crate) async fn prepare(
         Err(failure) if failure.kind == ErrorKind::NotFound && !background => {
             // A provider that keeps responses itself may know it.
             call.unresolved = Some(Box::new(failure));
+            call.read_edits_with(edits::partial(ResponsesRequest::decode));
             return Ok(Prepared::Ask(Box::new(call), None));
         }
         found => found?,
     };
     let memory = gateway.answer_memory(principal.tenant(), &config.http);
     let mut earlier = memory.hold();
-    earlier.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum())?;
+    earlier.cover(edits::bytes_of(&turns))?;
     call.holds(earlier);
     call.own = !turns.is_empty();
-    let (chat, form) = match resolve(request, turns).await? {
+    let resolved = match edits::resolve(request, turns, ResponsesRequest::decode, memory.hold()).await? {
         Ok(resolved) => resolved,
         // Items that only the provider itself knows: whoever cannot take the client's own bytes refuses them.
         Err(_) if alone && !background => return Ok(Prepared::Ask(Box::new(call), None)),
         Err(error) => return Err(error.into()),
     };
+    let form = resolved.form.clone();
     if background {
         record.status = ResponseStatus::Queued;
         record.body = form.resource(&meta(&record), Word::Queued, b"", None);
@@ -137,7 +140,7 @@ pub(crate) async fn prepare(
         let (said, id) = (record.body.clone(), record.id.clone());
         let queued = stream.then(|| form.queued_events(&meta(&record)));
         // A request that its key may not send now is not stored for later.
-        call.answer_as(meta(&record), Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
+        resolved.put(&mut call, meta(&record));
         let entry = serving.entry_of(&call, principal)?;
         penstock_governed::would_admit(&gateway.governor, &serving.rules, principal, &mut call, &entry).await?;
         gateway.guard.keep_identity(keeper.store.as_ref(), principal).await.map_err(failed)?;
@@ -160,7 +163,7 @@ pub(crate) async fn prepare(
         }
         false => None,
     };
-    call.answer_as(meta(&record), Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
+    resolved.put(&mut call, meta(&record));
     Ok(Prepared::Ask(Box::new(call), keeping))
 }
 
@@ -181,17 +184,19 @@ pub(super) async fn with_turns(gateway: &Gateway, principal: &Principal, mut cal
     let turns = match before(keeper, &tenant, &request.needs(), config.http.body_bytes_max).await {
         Err(failure) if failure.kind == ErrorKind::NotFound => {
             call.unresolved = Some(Box::new(failure));
+            call.read_edits_with(edits::partial(ResponsesRequest::decode_count));
             return Ok(call);
         }
         turns => turns?,
     };
-    let mut hold = gateway.answer_memory(principal.tenant(), &config.http).hold();
-    hold.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum())?;
+    let memory = gateway.answer_memory(principal.tenant(), &config.http);
+    let mut hold = memory.hold();
+    hold.cover(edits::bytes_of(&turns))?;
     call.holds(hold);
     call.own = true;
-    let (chat, form) = resolve(request, turns).await??;
+    let resolved = edits::resolve(request, turns, ResponsesRequest::decode_count, memory.hold()).await??;
     let meta = call.meta();
-    call.answer_as(meta, Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
+    resolved.put(&mut call, meta);
     Ok(call)
 }
 
@@ -277,20 +282,6 @@ pub(super) async fn before(
         }
         Err(error) => Err(failed(error)),
     }
-}
-
-/// Chat request made of a request and its earlier turns; inside, the rule that the items break.
-pub(super) async fn resolve(
-    request: ResponsesRequest,
-    turns: Vec<Turn>,
-) -> Result<Result<(ChatRequest, ResponseForm), ApiError>, Failure> {
-    let bytes: usize = turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum();
-    let stored = request.store;
-    let work = move || {
-        let lists: Vec<&[u8]> = turns.iter().flat_map(|turn| [turn.input.as_ref(), turn.output.as_ref()]).collect();
-        request.resolve(&lists, stored)
-    };
-    off_io(bytes, work).await
 }
 
 /// A response, and the memory charge that is held until it has been sent.
