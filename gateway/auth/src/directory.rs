@@ -56,7 +56,7 @@ pub(super) enum Denied {
     Revoked,
     /// The secret was replaced by a rotation, and its grace period is over.
     Rotated,
-    /// A parent key is revoked or missing, or the chain of parents is too long.
+    /// A parent key is revoked or missing, its user or team is blocked, or the chain of parents is too long.
     Parent,
     /// The team of the key is blocked or no longer exists.
     Team,
@@ -143,7 +143,8 @@ impl Directory {
         if record.revoked.is_some() {
             return Err(Denied::Revoked);
         }
-        let mut principal = Principal {
+        let family = self.family(record, identity)?;
+        let principal = Principal {
             key: Some(record.id.to_string()),
             user: record.user.clone(),
             team: record.team.clone(),
@@ -152,18 +153,46 @@ impl Directory {
             scopes: vec![Arc::new(scope_of(record))],
             ..Principal::default()
         };
+        let mut principal = self.owned(principal, identity)?;
+        if let Some(parent) = family.first() {
+            inherit(&mut principal, parent);
+        }
+        for Principal { key, user, team, limits, scopes, .. } in family {
+            principal.scopes.extend(scopes);
+            add(&mut principal.limits, &limits);
+            principal.parents.push(Parent { id: key.unwrap_or_default(), user, team, limits });
+        }
+        Ok(principal)
+    }
+
+    /// Parent keys, nearest first, each with the scopes and limits of its own user and team.
+    fn family(&self, record: &KeyRecord, identity: &Identity) -> Result<Vec<Principal>, Denied> {
+        let mut records = Vec::new();
         let mut next = record.parent.as_ref();
         while let Some(id) = next {
             let parent = self.by_id.get(id).map(|entry| &entry.record).filter(|parent| parent.revoked.is_none());
-            let parent = parent.filter(|_| principal.parents.len() < DEPTH_MAX).ok_or(Denied::Parent)?;
-            let mut limits = parent.limits.clone();
-            add(&mut limits, parent.team.as_deref().map_or(&[][..], |team| self.team_limits(team, identity)));
-            principal.parents.push(Parent { id: parent.id.to_string(), limits });
-            principal.scopes.push(Arc::new(scope_of(parent)));
-            add(&mut principal.limits, &parent.limits);
+            let parent = parent.filter(|_| records.len() < DEPTH_MAX).ok_or(Denied::Parent)?;
+            records.push(parent);
             next = parent.parent.as_ref();
         }
-        self.owned(principal, identity)
+        let mut family: Vec<Principal> = Vec::with_capacity(records.len());
+        for record in records.into_iter().rev() {
+            let parent = Principal {
+                key: Some(record.id.to_string()),
+                user: record.user.clone(),
+                team: record.team.clone(),
+                limits: record.limits.clone(),
+                scopes: vec![Arc::new(scope_of(record))],
+                ..Principal::default()
+            };
+            let mut parent = self.owned(parent, identity).map_err(|_| Denied::Parent)?;
+            if let Some(above) = family.last() {
+                inherit(&mut parent, above);
+            }
+            family.push(parent);
+        }
+        family.reverse();
+        Ok(family)
     }
 
     /// Adds the scopes and limits of the principal's user and team; refuses if one of them is blocked or missing.
@@ -189,12 +218,6 @@ impl Directory {
             add(&mut principal.limits, &team.budgets);
         }
         Ok(principal)
-    }
-
-    /// Limits of a team; spending of a parent key's children counts in these as well.
-    fn team_limits<'a>(&'a self, id: &str, identity: &'a Identity) -> &'a [String] {
-        let own = identity.team(id).map(|team| &team.limits);
-        own.or_else(|| self.owner(OwnerKind::Team, id).map(|team| &team.limits)).map_or(&[], Vec::as_slice)
     }
 
     /// Returns true if the config or the directory has a team `id`.
@@ -226,6 +249,17 @@ fn digests(record: &KeyRecord) -> impl Iterator<Item = Digest> {
 pub(super) fn scope_of(record: &KeyRecord) -> Scope {
     let expires = [record.expires, record.scope.expires].into_iter().flatten().min();
     Scope { expires, ..record.scope.clone() }
+}
+
+/// Takes the user, and the team with its weight, of the key above where a key leaves them open.
+fn inherit(principal: &mut Principal, above: &Principal) {
+    if principal.user.is_none() {
+        principal.user.clone_from(&above.user);
+    }
+    if principal.team.is_none() {
+        principal.team.clone_from(&above.team);
+        principal.weight = above.weight;
+    }
 }
 
 fn add(limits: &mut Vec<String>, more: &[String]) {
@@ -339,6 +373,40 @@ pub(super) mod tests {
         assert_eq!(who(&removed, "key_a"), Err(Denied::Team), "without its team it would be less limited");
         let user = OwnerRecord { blocked: true, ..owner(OwnerKind::User, "u") };
         assert_eq!(who(&with(&all, Vec::new(), vec![user]), "key_a"), Err(Denied::User));
+    }
+
+    #[test]
+    fn a_child_has_the_user_and_the_team_of_its_parent() {
+        let alice = OwnerRecord {
+            team: Some("t".into()),
+            scope: Scope { models: vec!["x".into()], ..Scope::default() },
+            budgets: vec!["alice-budget".into()],
+            ..owner(OwnerKind::User, "alice")
+        };
+        let team = owner(OwnerKind::Team, "t");
+        let parent = KeyRecord { user: Some("alice".into()), ..record("key_parent") };
+        let child = KeyRecord { parent: Some(parent.id.clone()), ..record("key_child") };
+        let lent = KeyRecord {
+            user: Some("bob".into()),
+            ..KeyRecord { parent: Some(child.id.clone()), ..record("key_lent") }
+        };
+        let owners = vec![alice.clone(), team.clone()];
+        let all = with(&Directory::default(), vec![parent, child, lent], owners);
+        let found = who(&all, "key_child").expect("good");
+        assert!(found.may_use("x") && !found.may_use("y"), "alice may not use y");
+        assert_eq!((found.user.as_deref(), found.team.as_deref()), (Some("alice"), Some("t")));
+        let limits = ["key_child-limit", "key_parent-limit", "alice-limit", "alice-budget", "t-limit"];
+        assert_eq!(found.limits, limits);
+        assert_eq!(found.parents[0].limits, limits[1..]);
+        let found = who(&all, "key_lent").expect("good");
+        assert_eq!((found.user.as_deref(), found.team.as_deref()), (Some("bob"), Some("t")));
+        let above: Vec<_> = found.parents.iter().map(|parent| (&*parent.id, parent.user.as_deref())).collect();
+        assert_eq!(above, [("key_child", Some("alice")), ("key_parent", Some("alice"))]);
+        for blocked in [OwnerRecord { blocked: true, ..alice }, OwnerRecord { blocked: true, ..team }] {
+            let without = with(&all, Vec::new(), vec![blocked]);
+            assert_eq!(who(&without, "key_child"), Err(Denied::Parent));
+            assert_eq!(who(&without, "key_lent"), Err(Denied::Parent));
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub struct NewKey {
     pub name: String,
     /// Team of the key; without one, the parent's.
     pub team: Option<String>,
-    /// Person or service that the key is for.
+    /// Person or service that the key is for; without one, the parent's, as it is when the key is used.
     pub user: Option<String>,
     /// Parent key whose scope bounds this key's; `None`: no parent.
     pub parent: Option<KeyId>,

@@ -25,7 +25,7 @@ pub struct Principal {
     pub team: Option<String>,
     /// Person or service behind the key or token, for reports and the log.
     pub user: Option<String>,
-    /// Ids of the limits that apply: the key's own, its parents' and its team's.
+    /// Ids of the limits that apply: those of the key and its parents, and of their users and teams.
     pub limits: Vec<String>,
     /// Weight in fair sharing of our workers; 0 counts as 1.
     pub weight: u32,
@@ -33,7 +33,7 @@ pub struct Principal {
     pub(super) tenant: String,
     /// Identity that a token's claims gave; `None` for keys and anonymous requests.
     pub(super) person: Option<Arc<User>>,
-    /// Scopes of the key, its parents, user and team; all of them must allow a use.
+    /// Scopes of the key and its parents, and of their users and teams; all of them must allow a use.
     pub(super) scopes: Vec<Arc<Scope>>,
 }
 
@@ -42,7 +42,11 @@ pub struct Principal {
 pub struct Parent {
     /// Id of the parent key, as in the log and the ledger.
     pub id: String,
-    /// Ids of the limits of the parent and its team; spending of child keys counts in them.
+    /// User of the parent: its own, or that of the key above it; a child without a user has it, too.
+    pub user: Option<String>,
+    /// Team of the parent: its own, its user's, or that of the key above it.
+    pub team: Option<String>,
+    /// Ids of the limits of the parent, its own user and its team; spending of child keys counts in them.
     pub limits: Vec<String>,
 }
 

@@ -11,7 +11,7 @@ use super::directory::{DEPTH_MAX, scope_of};
 /// Verdict on requests with an issued key, as lists of keys show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Accepted: neither the key, a parent, the user nor the team stands against it.
+    /// Accepted: neither the key, a parent, nor a user or team of theirs stands against it.
     Good,
     /// Refused: the key has expired.
     Expired,
@@ -21,7 +21,7 @@ pub enum Standing {
     ParentRevoked,
     /// Refused: a parent key has expired.
     ParentExpired,
-    /// Refused: the user or team is blocked, or the team is missing.
+    /// Refused: the user or team of the key or of a parent is blocked, or a team is missing.
     Blocked,
 }
 
@@ -68,15 +68,16 @@ impl<'s> Judge<'s> {
         if own != Standing::Good {
             return Ok(own);
         }
-        let mut next = key.parent.clone();
+        let (mut next, mut parents) = (key.parent.clone(), Vec::new());
         for _ in 0..=DEPTH_MAX {
-            let Some(id) = next else { return self.owned(key).await };
+            let Some(id) = next else { return self.all_owned(key, &parents).await };
             let Some(parent) = self.parent(&id).await? else { return Ok(Standing::ParentRevoked) };
             match of_record(&parent, self.now) {
                 Standing::Revoked => return Ok(Standing::ParentRevoked),
                 Standing::Expired => return Ok(Standing::ParentExpired),
-                _ => next = parent.parent,
+                _ => next = parent.parent.clone(),
             }
+            parents.push(parent);
         }
         Ok(Standing::ParentRevoked)
     }
@@ -88,6 +89,17 @@ impl<'s> Judge<'s> {
         let found = self.store.key(id).await?;
         self.parents.insert(id.clone(), found.clone());
         Ok(found)
+    }
+
+    /// Verdict by the users and teams of a key and of its parents.
+    async fn all_owned(&mut self, key: &KeyRecord, parents: &[KeyRecord]) -> Result<Standing, StoreError> {
+        for key in std::iter::once(key).chain(parents) {
+            let owned = self.owned(key).await?;
+            if owned != Standing::Good {
+                return Ok(owned);
+            }
+        }
+        Ok(Standing::Good)
     }
 
     async fn owned(&mut self, key: &KeyRecord) -> Result<Standing, StoreError> {
@@ -140,6 +152,7 @@ mod tests {
             child("key_of_short", "key_short"),
             child("key_orphan", "key_nobody"),
             of_team("key_team", "t"),
+            child("key_of_team", "key_team"),
             of_team("key_config", "of-config"),
             of_team("key_lost", "gone"),
         ];
@@ -151,7 +164,9 @@ mod tests {
             let key = store.key(&KeyId::parse(id).expect("an id")).await.expect("asked").expect("there");
             Judge::new(&store, &teams, now).standing(&key).await.expect("judged")
         };
-        for id in ["key_root", "key_child", "key_leaf", "key_short", "key_of_short", "key_team", "key_config"] {
+        for id in
+            ["key_root", "key_child", "key_leaf", "key_short", "key_of_short", "key_team", "key_of_team", "key_config"]
+        {
             assert_eq!(at(id, 10).await, Standing::Good, "{id}");
         }
         assert_eq!(at("key_orphan", 10).await, Standing::ParentRevoked);
@@ -168,6 +183,8 @@ mod tests {
         );
         let block = OwnerChange { blocked: Some(true), ..OwnerChange::default() };
         store.update_owner(OwnerKind::Team, "t", block).await.expect("asked").expect("there");
-        assert_eq!(at("key_team", 30).await, Standing::Blocked);
+        for id in ["key_team", "key_of_team"] {
+            assert_eq!(at(id, 30).await, Standing::Blocked, "{id}");
+        }
     }
 }

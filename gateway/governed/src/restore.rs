@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_govern::{By, Claim, Limit, Measure, Span, Unit, began};
-use penstock_store::{EntryFilter, Group, KeyId, OwnerKind, Store, StoreError, UsageQuery, UsageRow};
+use penstock_store::{EntryFilter, Group, KeyId, OwnerKind, OwnerRecord, Store, StoreError, UsageQuery, UsageRow};
 
 use tokio::time::{sleep, timeout};
 
@@ -138,9 +138,11 @@ async fn sum(
                 _ => row.values.iter().map(String::as_str).find(|value| !value.is_empty()),
             };
             let Some(subject) = subject else { continue };
-            let parents =
-                if limit.by == By::Key { parents(store, in_force, limit, subject).await? } else { Vec::new() };
-            for subject in parents.iter().map(String::as_str).chain([subject]) {
+            let above = match (limit.by, row.values.last()) {
+                (By::Key | By::Team | By::User, Some(key)) => above(store, in_force, limit, key, subject).await?,
+                _ => Vec::new(),
+            };
+            for subject in above.iter().map(String::as_str).chain([subject]) {
                 for measure in measures {
                     let amount = used(row, measure.unit);
                     take(Sum { limit: limit.id.clone(), subject: subject.to_owned(), measure: *measure, amount });
@@ -154,26 +156,56 @@ async fn sum(
     }
 }
 
-/// Keys that a key was derived from, as far as they are under the limit: the key's use counts for them too.
-async fn parents(store: &dyn Store, in_force: &InForce, limit: &Limit, key: &str) -> Result<Vec<String>, StoreError> {
-    let mut out = Vec::new();
+/// Subjects above `own` in a limit, for use of `key`: the keys that it was derived from, or their users or teams, as far
+/// as they are under the limit. Each is named once, as when a request is counted.
+async fn above(
+    store: &dyn Store,
+    in_force: &InForce,
+    limit: &Limit,
+    key: &str,
+    own: &str,
+) -> Result<Vec<String>, StoreError> {
+    let mut parents = Vec::new();
     let mut next = KeyId::parse(key);
     for depth in 0..=DEPTH_MAX {
         let Some(id) = next else { break };
-        let Some(record) = store.key(&id).await? else { break };
+        let Some(mut record) = store.key(&id).await? else { break };
+        next = record.parent.take();
         if depth > 0 {
-            let mut named = record.limits.clone();
-            if let Some(team) = &record.team {
-                named.extend(match in_force.teams.get(team) {
-                    Some(limits) => limits.clone(),
-                    None => store.owner(OwnerKind::Team, team).await?.map_or_else(Vec::new, |team| team.limits),
-                });
-            }
-            out.extend(covers_parent(limit, &named).then(|| id.to_string()));
+            parents.push(record);
         }
-        next = record.parent;
+    }
+    let mut out = Vec::new();
+    let (mut user, mut team) = (None, None);
+    // What a key leaves open is that of the key above it.
+    for record in parents.into_iter().rev() {
+        let (mut named, mut own_team) = (record.limits, record.team);
+        if let Some(owner) = owner(store, OwnerKind::User, record.user.as_deref()).await? {
+            named.extend(owner.limits.into_iter().chain(owner.budgets));
+            own_team = own_team.or(owner.team);
+        }
+        if let Some(limits) = own_team.as_ref().and_then(|team| in_force.teams.get(team)) {
+            named.extend_from_slice(limits);
+        } else if let Some(owner) = owner(store, OwnerKind::Team, own_team.as_deref()).await? {
+            named.extend(owner.limits.into_iter().chain(owner.budgets));
+        }
+        (user, team) = (record.user.or(user), own_team.or(team));
+        let subject = match limit.by {
+            By::User => user.clone(),
+            By::Team => team.clone(),
+            _ => Some(record.id.to_string()),
+        };
+        let is_new = |subject: &String| subject != own && !out.contains(subject);
+        out.extend(subject.filter(|subject| covers_parent(limit, &named) && is_new(subject)));
     }
     Ok(out)
+}
+
+async fn owner(store: &dyn Store, kind: OwnerKind, id: Option<&str>) -> Result<Option<OwnerRecord>, StoreError> {
+    match id {
+        Some(id) => store.owner(kind, id).await,
+        None => Ok(None),
+    }
 }
 
 fn used(row: &UsageRow, unit: Unit) -> u64 {

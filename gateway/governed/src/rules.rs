@@ -7,7 +7,7 @@ use std::sync::Arc;
 use penstock_govern::{By, For, Limit};
 use penstock_proto::ErrorKind;
 
-use penstock_auth::{Parent, Principal};
+use penstock_auth::Principal;
 use penstock_base::error::Failure;
 
 /// All limits of a config, with the choice of those that apply to a request.
@@ -73,18 +73,35 @@ pub(super) struct Who<'a> {
 pub(super) fn subjects<'a>(limits: &[&'a Arc<Limit>], who: &Who<'a>) -> Vec<(&'a Arc<Limit>, Cow<'a, str>)> {
     let mut out = Vec::with_capacity(limits.len());
     for &limit in limits {
-        if limit.by == By::Key {
-            // A key's use also counts for its parents, if they are under the limit themselves.
-            let is_under = |parent: &&Parent| covers_parent(limit, &parent.limits);
-            let parents = who.principal.parents.iter().filter(is_under);
-            out.extend(parents.map(|parent| (limit, Cow::Borrowed(parent.id.as_str()))));
-        }
+        out.extend(above(limit, who).into_iter().map(|subject| (limit, Cow::Borrowed(subject))));
         match limit.by {
             By::Provider if !who.providers.is_empty() => {
                 out.extend(who.providers.iter().map(|provider| (limit, Cow::Borrowed(&**provider))));
             }
             by => out.push((limit, subject(by, who))),
         }
+    }
+    out
+}
+
+/// Subjects above the request's own in a limit: its key's parents, or their users or teams, as far as they are under the
+/// limit. Each is named once.
+fn above<'a>(limit: &Limit, who: &Who<'a>) -> Vec<&'a str> {
+    let principal = who.principal;
+    let own = match limit.by {
+        By::Key => principal.key.as_deref(),
+        By::User => principal.user.as_deref(),
+        By::Team => principal.team.as_deref(),
+        By::All | By::Model | By::Provider | By::Address => return Vec::new(),
+    };
+    let mut out = Vec::new();
+    for parent in principal.parents.iter().filter(|parent| covers_parent(limit, &parent.limits)) {
+        let subject = match limit.by {
+            By::User => parent.user.as_deref(),
+            By::Team => parent.team.as_deref(),
+            _ => Some(&*parent.id),
+        };
+        out.extend(subject.filter(|subject| own != Some(*subject) && !out.contains(subject)));
     }
     out
 }
@@ -124,7 +141,49 @@ fn address(from: Option<IpAddr>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use penstock_auth::Parent;
+    use penstock_govern::{OnStoreFailure, Reserve, Unmetered};
+
     use super::*;
+
+    /// Use of a key counts for its parents, or for their users or teams, and for each of them once.
+    #[test]
+    fn what_a_key_uses_counts_above_it() {
+        let parent = |id: &str, user: &str, limits: &[&str]| Parent {
+            id: id.into(),
+            user: Some(user.into()),
+            team: Some("t".into()),
+            limits: limits.iter().map(|id| (*id).to_owned()).collect(),
+        };
+        let mut principal = Principal::default();
+        (principal.key, principal.user, principal.team) = (Some("k".into()), Some("bob".into()), Some("t".into()));
+        principal.parents = vec![parent("p", "alice", &["l"]), parent("q", "alice", &["l"]), parent("r", "carol", &[])];
+        let check = |by: By, applies: For, expected: &[&str]| {
+            let limit = Arc::new(Limit {
+                id: "l".into(),
+                measures: Vec::new(),
+                by,
+                applies,
+                models: Vec::new(),
+                reserve: Reserve::default(),
+                unmetered: Unmetered::default(),
+                on_store_failure: OnStoreFailure::default(),
+                max_tokens_default: None,
+                max_tokens_max: None,
+                surge: None,
+            });
+            let who = Who { principal: &principal, model: "m", providers: &[], from: None };
+            let found: Vec<_> =
+                subjects(&[&limit], &who).into_iter().map(|(_, subject)| subject.into_owned()).collect();
+            assert_eq!(found, expected, "{by:?} {applies:?}");
+        };
+        check(By::Key, For::Named, &["p", "q", "k"]);
+        check(By::Key, For::Everyone, &["p", "q", "r", "k"]);
+        check(By::User, For::Named, &["alice", "bob"]);
+        check(By::User, For::Everyone, &["alice", "carol", "bob"]);
+        check(By::Team, For::Everyone, &["t"]);
+        check(By::All, For::Everyone, &["all"]);
+    }
 
     #[test]
     fn a_subscriber_of_ipv6_is_one_address() {
