@@ -186,14 +186,33 @@ impl Guard {
         Ok(principal)
     }
 
-    /// Checks that the principal of an open connection may still use `route`: a key that was revoked, blocked, expired
-    /// or dropped from the config since may not.
+    /// Checks that the principal of an open connection may still use `route`: a token that has expired may not, nor a key
+    /// that was revoked, blocked, expired or dropped from the config since.
     ///
     /// # Errors
     /// The same failure as for a new request; an unavailable check (503) counts as permission.
     pub fn still(&self, identity: &Identity, principal: &Principal, route: &'static str) -> Result<(), Failure> {
-        let now = clock::unix_seconds();
-        let known = match self.tenant(identity, principal.tenant()) {
+        self.still_at(identity, principal, route, clock::unix_seconds())
+    }
+
+    fn still_at(
+        &self,
+        identity: &Identity,
+        principal: &Principal,
+        route: &'static str,
+        now: u64,
+    ) -> Result<(), Failure> {
+        if principal.until.is_some_and(|until| now >= until) {
+            return Err(Failure::new(ErrorKind::Unauthorized, "The token has expired."));
+        }
+        let known = match &principal.person {
+            // A user who is no longer remembered is known by the token that opened the connection.
+            Some(user) => {
+                self.user(identity, &self.seen(principal.tenant()).map_or_else(|| user.clone(), |seen| seen.user))
+            }
+            None => self.tenant(identity, principal.tenant()),
+        };
+        let known = match known {
             Err(failure) if failure.kind == ErrorKind::Unavailable => return Ok(()),
             known => known?,
         };
@@ -208,13 +227,7 @@ impl Guard {
         if tenant.starts_with(TOKENS) {
             let unseen = "The caller of this request cannot be verified at the moment; the request is tried again.";
             let seen = self.seen(tenant).ok_or_else(|| Failure::new(ErrorKind::Unavailable, unseen))?;
-            let gone = "The token issuer of the caller is no longer configured.";
-            let issuer = identity.issuers.iter().find(|issuer| issuer.config.id == seen.user.issuer);
-            let issuer = issuer.ok_or_else(|| Failure::new(ErrorKind::Unauthorized, gone))?;
-            let person = person(&self.directory.load(), identity, issuer, &seen.user);
-            let refused =
-                |flaw| Failure::new(ErrorKind::Unauthorized, format!("The caller may not make this request: {flaw}."));
-            return person.map(Arc::new).map_err(refused);
+            return self.user(identity, &seen.user);
         }
         if let Some(known) = identity.by_id(tenant) {
             return Ok(known.principal.clone());
@@ -224,6 +237,16 @@ impl Guard {
         let entry = directory.by_id(tenant).ok_or_else(|| Failure::new(ErrorKind::Unauthorized, gone))?;
         self.current(identity)?;
         directory.principal(entry, identity).map_err(|why| Failure::new(ErrorKind::Unauthorized, why.message()))
+    }
+
+    /// Principal of a token's user under the config and directory in force, whether or not the token is still valid.
+    fn user(&self, identity: &Identity, user: &Arc<User>) -> Result<Arc<Principal>, Failure> {
+        let gone = "The token issuer of the caller is no longer configured.";
+        let issuer = identity.issuers.iter().find(|issuer| issuer.config.id == user.issuer);
+        let issuer = issuer.ok_or_else(|| Failure::new(ErrorKind::Unauthorized, gone))?;
+        let refused =
+            |flaw| Failure::new(ErrorKind::Unauthorized, format!("The caller may not make this request: {flaw}."));
+        person(&self.directory.load(), identity, issuer, user).map(Arc::new).map_err(refused)
     }
 
     /// Authenticates an API key. A key that has been used before is accepted whatever the throttle of its address says;
@@ -375,7 +398,8 @@ impl Guard {
         let until = claims.check(&issuer.config.audiences, now)?;
         let directory = self.directory.load();
         let user = Arc::new(issuer.user(&claims)?);
-        let principal = Arc::new(person(&directory, identity, issuer, &user)?);
+        let person = person(&directory, identity, issuer, &user)?;
+        let principal = Arc::new(Principal { until: Some(until), ..person });
         self.remember(user, now);
         let since = now.saturating_sub(LEEWAY_SECONDS);
         Ok(Found { principal, since, until, issuer: at, keys: held.number, owners: directory.owners_version })
@@ -516,4 +540,49 @@ fn person(directory: &Directory, identity: &Identity, issuer: &Issuer, user: &Ar
     directory
         .owned(principal, identity)
         .map_err(|why| Flaw::Claim(format!("says who may not come in: {}", why.message())))
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_store::{Changes, OwnerKind, OwnerRecord};
+
+    use super::super::directory::tests::owner;
+    use super::super::jwt::token::tests::config;
+    use super::*;
+
+    /// A connection lasts as long as the token that opened it, whether or not its user is remembered here.
+    #[test]
+    fn a_token_holds_what_it_has_opened() {
+        let (guard, config) = (Guard::new(Arc::default()), config());
+        let user = User {
+            issuer: config.id.clone(),
+            name: "ada".into(),
+            tenant: format!("jwt:{}:ada", config.id),
+            teams: vec!["t".into()],
+            ..User::default()
+        };
+        let identity = Identity { issuers: vec![Issuer::new(&config)], ..Identity::default() };
+        let change = |owner: OwnerRecord, version: u64| {
+            let changes = Changes { keys: Vec::new(), owners: vec![owner], version, more: false };
+            guard.directory.store(Arc::new(guard.directory.load().with(changes)));
+        };
+        change(owner(OwnerKind::Team, "t"), 1);
+        let user = Arc::new(user);
+        let person = person(&guard.directory.load(), &identity, &identity.issuers[0], &user).expect("may come in");
+        let opened = Principal { until: Some(100), ..person };
+        let check = |now: u64, expected: Option<u16>| {
+            for is_remembered in [false, true] {
+                guard.users.lock().expect("a test").clear();
+                if is_remembered {
+                    guard.remember(user.clone(), 1);
+                }
+                let still = guard.still_at(&identity, &opened, "/v1/realtime", now);
+                assert_eq!(still.err().map(|failure| failure.status()), expected, "{now} {is_remembered}");
+            }
+        };
+        check(99, None);
+        check(100, Some(401));
+        change(OwnerRecord { blocked: true, ..owner(OwnerKind::Team, "t") }, 2);
+        check(99, Some(401));
+    }
 }

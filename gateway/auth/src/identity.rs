@@ -204,6 +204,7 @@ fn principal(key: &Key, teams: &HashMap<String, Team>) -> Principal {
         weight: if key.weight > 0 { key.weight } else { team.map_or(0, |team| team.weight) },
         tenant: key.id.clone(),
         person: None,
+        until: None,
         scopes: scopes.cloned().collect(),
     }
 }

@@ -33,6 +33,9 @@ pub struct Principal {
     pub(super) tenant: String,
     /// Identity that a token's claims gave; `None` for keys and anonymous requests.
     pub(super) person: Option<Arc<User>>,
+    /// End of validity of the token that the request came with, in Unix seconds (exclusive), the clock leeway included;
+    /// `None`: no token, or deferred work of its user.
+    pub(super) until: Option<u64>,
     /// Scopes of the key and its parents, and of their users and teams; all of them must allow a use.
     pub(super) scopes: Vec<Arc<Scope>>,
 }
