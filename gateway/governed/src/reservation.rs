@@ -11,7 +11,7 @@ use penstock_types::Dialect;
 
 use super::emitted::Emitted;
 use super::estimate::Guess;
-use super::handover::Given;
+use super::handover::{Claimed, Given};
 use super::journal::Slot;
 use super::shared::{Portion, Shared};
 use super::{Governor, State};
@@ -145,7 +145,7 @@ impl Reservation {
     pub(super) fn undo(mut self) {
         if let Some(hold) = self.hold.take() {
             let (mut state, now) = self.governor.state();
-            state.book.settle(hold, now, |_, _| Some(0));
+            settle_hold(hold, |_, _| Some(0), &mut state, now);
         }
     }
 
@@ -437,30 +437,37 @@ impl<'a> Ending<'a> {
     /// Replaces the request's holds in the counters by the amounts used.
     fn release(&self, hold: Hold, by_provider: &[Arc<Limit>], state: &mut State, now: Now) {
         let id = hold.id();
-        match &state.give {
-            None => state.book.settle(hold, now, |tag, unit| self.spent(tag, unit)),
-            Some(give) => {
-                let mut settled = Vec::new();
-                state.book.settle(hold, now, |tag, unit| {
-                    let amount = self.spent(tag, unit);
-                    settled.extend(amount.map(|amount| (tag, unit, amount)));
-                    amount
-                });
-                // A full channel or an ended process: there the hold counts with its reserved amount.
-                let _ = give.try_send(Given::Settled { id, amounts: settled });
-            }
-        }
+        settle_hold(hold, |tag, unit| self.spent(tag, unit), state, now);
         let is_fallback = |answered: &&str| !self.providers.iter().any(|provider| **provider == **answered);
         let Some(provider) = self.answered.filter(is_fallback) else { return };
-        for limit in by_provider {
-            for measure in &limit.measures {
+        let claims: Vec<_> = by_provider
+            .iter()
+            .flat_map(|limit| limit.measures.iter().map(move |measure| (limit, *measure)))
+            .map(|(limit, measure)| {
                 let amount = self.of(measure.unit);
-                state
-                    .book
-                    .restore(&Claim { limit: &limit.id, subject: provider, measure: *measure, amount, tag: 0 }, now);
-            }
+                Claim { limit: &limit.id, subject: provider, measure, amount, tag: 0 }
+            })
+            .collect();
+        claims.iter().for_each(|claim| state.book.restore(claim, now));
+        if let Some(give) = state.give.as_ref().filter(|_| !claims.is_empty()) {
+            // The number is free again; without amounts a hold counts as it is.
+            let _ = give.try_send(Given::Held { id, claims: claims.iter().map(Claimed::from).collect() });
+            let _ = give.try_send(Given::Settled { id, amounts: Vec::new() });
         }
     }
+}
+
+/// Replaces a hold in the counters by the amounts used, here and in the process that goes on with them, if there is one.
+fn settle_hold(hold: Hold, spent: impl Fn(u16, Unit) -> Option<u64>, state: &mut State, now: Now) {
+    let Some(give) = &state.give else { return state.book.settle(hold, now, spent) };
+    let (id, mut amounts) = (hold.id(), Vec::new());
+    state.book.settle(hold, now, |tag, unit| {
+        let amount = spent(tag, unit);
+        amounts.extend(amount.map(|amount| (tag, unit, amount)));
+        amount
+    });
+    // A full channel or an ended process: there the hold counts with its reserved amount.
+    let _ = give.try_send(Given::Settled { id, amounts });
 }
 
 impl Drop for Reservation {

@@ -223,14 +223,15 @@ impl Bed {
         Self { governor: Arc::new(Governor::new(metrics)), rules: Rules::new(&[Arc::new(limit.clone())]), entry }
     }
 
-    /// Sends a request and polls it until nothing more happens; returns the events, if any.
-    async fn ask(&self, body: &str) -> Result<Option<Box<dyn Events>>, Failure> {
+    async fn call(body: &str) -> Result<Call, Failure> {
         let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
         let body = Body { bytes: body.to_owned().into(), lease };
-        let mut call =
-            Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new(), penstock_dialects::decode)
-                .await?;
-        let entry = &self.entry;
+        Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new(), penstock_dialects::decode).await
+    }
+
+    /// Sends a request and polls it until nothing more happens; returns the events, if any.
+    async fn ask(&self, body: &str) -> Result<Option<Box<dyn Events>>, Failure> {
+        let (mut call, entry) = (Self::call(body).await?, &self.entry);
         let (held, opener) = admit(&self.governor, &self.rules, &Principal::default(), &mut call, entry, false).await?;
         let mut opening = Box::pin(open(entry, Arc::new(call), Origin::default(), held, opener));
         let Poll::Ready(opened) = poll_fn(|context| Poll::Ready(opening.as_mut().poll(context))).await else {
@@ -364,6 +365,47 @@ async fn a_prompt_that_was_sent_and_not_waited_for_counts() {
             check_left(way, Act::Timeout, limit, Some(guessed).filter(|_| !is_most)).await;
             check_left(way, Act::Refuse, limit, Some(0)).await;
         }
+    }
+}
+
+/// Counters of this process and of the one that it hands over to, after `act` in this one.
+async fn check_hand_over(way: Way, limit: &Limit, act: impl AsyncFn(&Bed)) {
+    let (bed, next) = (Bed::new(way, Act::Answer, limit), Governor::new(Arc::default()));
+    let (give, told) = std::sync::mpsc::sync_channel(64);
+    next.import(bed.governor.give_away(give));
+    act(&bed).await;
+    for given in told.try_iter() {
+        match given {
+            Given::Held { id, claims } => next.adopt(id, &claims),
+            Given::Settled { id, amounts } => next.settle_adopted(id, &amounts),
+        }
+    }
+    // What was not settled until here counts with its reserved amount.
+    next.end_adopted();
+    let counted = |governor: &Governor| {
+        let counters = governor.counters(&bed.rules.limits()[0]).into_iter();
+        let mut all: Vec<_> = counters.map(|one| (one.subject, one.measure, one.used, one.reserved)).collect();
+        all.retain(|(_, _, used, reserved)| *used + *reserved > 0.0);
+        all.sort_by(|one, other| (&one.0, one.1).cmp(&(&other.0, other.1)));
+        all
+    };
+    assert_eq!(counted(&next), counted(&bed.governor), "{way:?} {limit:?}");
+}
+
+#[tokio::test]
+async fn the_process_that_goes_on_counts_what_this_one_does() {
+    let asks = async |bed: &Bed| drop(bed.ask(&body(r#","max_tokens":100"#)).await.expect("room"));
+    let only_checks = async |bed: &Bed| {
+        let mut call = Bed::call(&body(r#","max_tokens":100"#)).await.expect("a call");
+        let Bed { governor, rules, entry } = bed;
+        would_admit(governor, rules, &Principal::default(), &mut call, entry).await.expect("room");
+    };
+    let by_provider = Limit { by: By::Provider, ..limit() };
+    for way in [Way::Provider, Way::RelayedProvider] {
+        check_hand_over(way, &limit(), asks).await;
+        check_hand_over(way, &limit(), only_checks).await;
+        // The answering provider is none of those that the request was reserved for.
+        check_hand_over(way, &by_provider, asks).await;
     }
 }
 
