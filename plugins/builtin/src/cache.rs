@@ -187,11 +187,20 @@ struct Miss {
 /// Fields that change how an answer is sent, or who asks, and not its content.
 const APART: [&str; 6] = ["metadata", "safety_identifier", "store", "stream", "stream_options", "user"];
 
-/// Cache key of a request: equal requests have equal keys.
-fn key(share: Share, request: &RequestContext) -> Result<String, PluginError> {
+/// Cache key of a request: equal requests have equal keys. `None`: an equal request may ask for something else.
+fn key(mut share: Share, request: &RequestContext) -> Result<Option<String>, PluginError> {
     let read = serde_json::from_slice(request.body()?);
     let mut body: Value = read.map_err(|_| PluginError::new("the body is no JSON"))?;
     if let Some(table) = body.as_object_mut() {
+        let names = |name| table.get(name).is_some_and(|value| !value.is_null());
+        if names("conversation") {
+            // Each answer becomes a part of the conversation that the next one goes on with.
+            return Ok(None);
+        }
+        if names("previous_response_id") {
+            // A response belongs to one key: for others the request is an error.
+            share = Share::Key;
+        }
         APART.iter().for_each(|name| drop(table.shift_remove(*name)));
         table.shift_remove("model");
     }
@@ -204,7 +213,7 @@ fn key(share: Share, request: &RequestContext) -> Result<String, PluginError> {
         hasher.update(part.as_bytes());
     }
     canonical(&body, &mut hasher);
-    Ok(format!("answer:{}", hasher.finalize().to_hex()))
+    Ok(Some(format!("answer:{}", hasher.finalize().to_hex())))
 }
 
 /// Hashes JSON with its names in order.
@@ -250,7 +259,7 @@ impl Hooks for Caching {
         if !looks && !keeps {
             return Ok(Verdict::Pass);
         }
-        let key = key(self.config.share, request)?;
+        let Some(key) = key(self.config.share, request)? else { return Ok(Verdict::Pass) };
         let host = request.host.clone();
         if looks {
             let found = match &self.config.memory {
@@ -372,6 +381,39 @@ mod tests {
     fn the_same_question_has_the_same_answer() {
         check_store(&json!({}));
         check_store(&json!({ "store": "shared" }));
+    }
+
+    fn check_named(settings: &Value, names: &Value, expected: [bool; 2]) {
+        let (plugin, host) = (build(&Cache, settings).expect("valid"), Arc::<FakeHost>::default());
+        let asks = |tenant: &str| {
+            let mut context = request(Surface::Responses, &json!({ "model": "m", "input": "go on" }), host.clone());
+            context.info = Arc::new(penstock_plugins::RequestInfo { tenant: tenant.into(), ..(*context.info).clone() });
+            // The double decodes a body as a gateway without a store does, so the names come behind.
+            let mut body = json!({ "model": "m", "input": "go on" });
+            body.as_object_mut().expect("a table").extend(names.as_object().expect("a table").clone());
+            context.set_body(Bytes::from(body.to_string()));
+            let mut hooks = plugin.begin();
+            let verdict = now(hooks.on_request(&mut context)).expect("no failure");
+            let is_hit = is_hit(&verdict);
+            if hooks.sees() == Sees::Events {
+                answer(hooks, &host);
+            }
+            is_hit
+        };
+        assert!(!asks("a"));
+        assert_eq!([asks("a"), asks("b")], expected, "{settings} {names}");
+    }
+
+    #[test]
+    fn what_is_kept_by_the_gateway_is_part_of_the_question() {
+        let (own, all) = (json!({}), json!({ "share": "all" }));
+        check_named(&own, &json!({}), [true, false]);
+        check_named(&all, &json!({}), [true, true]);
+        check_named(&own, &json!({ "conversation": null }), [true, false]);
+        for conversation in [json!("conv_1"), json!({ "id": "conv_1" })] {
+            check_named(&own, &json!({ "conversation": conversation }), [false, false]);
+        }
+        check_named(&all, &json!({ "previous_response_id": "resp_1" }), [true, false]);
     }
 
     #[test]
