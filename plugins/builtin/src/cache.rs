@@ -53,6 +53,15 @@ impl Share {
             _ => format!("key {}", info.tenant),
         }
     }
+
+    /// Returns true if other callers get the answer to a request.
+    pub(crate) fn has_others(self, request: &RequestContext) -> bool {
+        match self {
+            Share::Key => false,
+            Share::Team => request.info.team.is_some(),
+            Share::All => true,
+        }
+    }
 }
 
 /// Client's wishes (RFC 9111, section 5.2.1): whether to look into the cache, and whether to keep the answer.
@@ -281,7 +290,7 @@ impl Hooks for Caching {
                 return Ok(hit(events, age));
             }
         }
-        let recorder = Recorder::new(self.config.entry_bytes_max);
+        let recorder = Recorder::new(self.config.entry_bytes_max, self.config.share.has_others(request));
         self.miss = keeps.then_some(Miss { key, host, recorder });
         Ok(Verdict::Pass)
     }

@@ -1,5 +1,6 @@
 //! Recorder of an answer that goes by, to be repeated later: complete answers only, up to a size.
 
+use penstock_types::request::OWN_SIGNATURE;
 use penstock_types::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +10,16 @@ pub(crate) struct Recorder {
     events: Vec<ChatEvent>,
     bytes: usize,
     bytes_max: usize,
+    /// True where other callers are given the answer.
+    has_others: bool,
     /// True where the answer is too large, or cannot be repeated.
     spoiled: bool,
 }
 
 impl Recorder {
-    /// Recorder of an answer of at most `bytes_max`.
-    pub(crate) fn new(bytes_max: usize) -> Self {
-        Self { events: Vec::new(), bytes: 0, bytes_max, spoiled: false }
+    /// Recorder of an answer of at most `bytes_max`. `has_others`: callers of other tenants are given it too.
+    pub(crate) fn new(bytes_max: usize, has_others: bool) -> Self {
+        Self { events: Vec::new(), bytes: 0, bytes_max, has_others, spoiled: false }
     }
 
     /// Records events; pieces of one text are joined.
@@ -26,7 +29,9 @@ impl Recorder {
         }
         for event in events {
             self.bytes += size(event);
-            self.spoiled = self.bytes > self.bytes_max || !can_be_given_again(event);
+            self.spoiled = self.bytes > self.bytes_max
+                || !can_be_given_again(event)
+                || (self.has_others && is_of_one_caller(event));
             if self.spoiled {
                 self.events = Vec::new();
                 return;
@@ -47,6 +52,12 @@ impl Recorder {
 fn can_be_given_again(event: &ChatEvent) -> bool {
     // A filtered answer may be allowed later; raw bytes are no events.
     !matches!(event, ChatEvent::Raw(_) | ChatEvent::Finish { reason: FinishReason::ContentFilter, .. })
+}
+
+/// Returns true if only the caller who is answered can use the event: reasoning that is signed for its tenant is refused
+/// when another one sends it back.
+fn is_of_one_caller(event: &ChatEvent) -> bool {
+    matches!(event, ChatEvent::ReasoningSignature { signature, .. } if signature.starts_with(OWN_SIGNATURE))
 }
 
 /// Appends a piece to the text in front of it, if both belong to the same text.
@@ -198,7 +209,7 @@ mod tests {
         let call = ChatEvent::ToolCallStart { choice: 0, call: 0, id: "c".into(), name: "f".into(), signature: None };
         let arguments = |json: &str| ChatEvent::ToolCallArguments { choice: 0, call: 0, json: json.into() };
         let usage = ChatEvent::Usage(Usage { prompt_tokens: 3, completion_tokens: 4, ..Usage::default() });
-        let mut recorder = Recorder::new(10_000);
+        let mut recorder = Recorder::new(10_000, false);
         recorder.events(&[text("hel"), text("lo"), call.clone()]);
         recorder.events(&[arguments("{"), arguments("}"), finish(FinishReason::ToolCalls), usage.clone()]);
         let (events, _) = recorder.end().expect("complete");
@@ -209,9 +220,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_signed_for_one_caller_is_kept_for_it_alone() {
+        let check = |signature: String, has_others: bool, expected: bool| {
+            let signed = ChatEvent::ReasoningSignature { choice: 0, signature };
+            let mut recorder = Recorder::new(10_000, has_others);
+            recorder.events(&[signed, text("a"), finish(FinishReason::Stop)]);
+            assert_eq!(recorder.end().is_some(), expected, "{has_others}");
+        };
+        let own = || format!("{OWN_SIGNATURE}00");
+        check(own(), false, true);
+        check(own(), true, false);
+        check("of a provider".into(), true, true);
+    }
+
+    #[test]
     fn what_cannot_be_given_again_is_not_kept() {
         let check = |events: &[ChatEvent]| {
-            let mut recorder = Recorder::new(300);
+            let mut recorder = Recorder::new(300, false);
             recorder.events(events);
             assert_eq!(recorder.end(), None, "{events:?}");
         };

@@ -197,7 +197,7 @@ impl Hooks for Caching {
                 return Ok(hit(kept.events.as_ref().clone(), Some(age)));
             }
         }
-        let recorder = Recorder::new(config.entry_bytes_max);
+        let recorder = Recorder::new(config.entry_bytes_max, config.share.has_others(request));
         self.miss = keeps.then_some(Miss { place, vector, host, recorder });
         Ok(Verdict::Pass)
     }
