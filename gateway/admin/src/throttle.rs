@@ -1,4 +1,4 @@
-//! Throttle against guessed keys: per address, a burst of wrong keys, then one a second.
+//! Throttle against guessed keys: per address (a /64 of IPv6, which one client owns), a burst of wrong keys, then one a second.
 //!
 //! While an address is throttled, keys that have been good before are let in all the same, so that guesses of others do
 //! not keep the operator out. A right key that was never used is refused: an answer that told it apart would be what
@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use penstock_base::net::network_of;
+
 /// Burst: wrong keys in a row before an address is throttled.
 const BURST: u32 = 20;
 /// Interval after which one more wrong key is allowed.
@@ -18,9 +20,9 @@ const NOTE_EACH: Duration = Duration::from_secs(60);
 /// Most addresses that are remembered.
 const ADDRESSES_MAX: usize = 4096;
 
-/// Wrong keys of late, by address. `None` stands for all peers on a Unix socket.
+/// Wrong keys of late, by network ([`network_of`]); all peers on a Unix socket are one.
 #[derive(Debug, Default)]
-pub(crate) struct Throttle(Mutex<HashMap<Option<IpAddr>, Guesses>>);
+pub(crate) struct Throttle(Mutex<HashMap<u128, Guesses>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Guesses {
@@ -47,12 +49,13 @@ impl Guesses {
 impl Throttle {
     /// Whether a key from `address` is compared at all.
     pub(crate) fn admits(&self, address: Option<IpAddr>, now: Instant) -> bool {
+        let network = network_of(address);
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(guesses) = all.get_mut(&address) else { return true };
+        let Some(guesses) = all.get_mut(&network) else { return true };
         guesses.decay(now);
         // The time of the last audit event outlives the count: one guess a second would be an event each.
         if guesses.wrong == 0 && !guesses.is_noted(now) {
-            all.remove(&address);
+            all.remove(&network);
             return true;
         }
         guesses.wrong < BURST
@@ -61,8 +64,9 @@ impl Throttle {
     /// Counts a wrong key from `address`. Returns whether the audit log should have it: a guesser must not fill the
     /// log.
     pub(crate) fn wrong(&self, address: Option<IpAddr>, now: Instant) -> bool {
+        let network = network_of(address);
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= ADDRESSES_MAX && !all.contains_key(&address) {
+        if all.len() >= ADDRESSES_MAX && !all.contains_key(&network) {
             all.retain(|_, guesses| {
                 guesses.decay(now);
                 guesses.wrong > 0
@@ -71,7 +75,7 @@ impl Throttle {
                 return false;
             }
         }
-        let guesses = all.entry(address).or_insert(Guesses { wrong: 0, since: now, noted: None });
+        let guesses = all.entry(network).or_insert(Guesses { wrong: 0, since: now, noted: None });
         guesses.decay(now);
         guesses.wrong = (guesses.wrong + 1).min(BURST);
         let is_due = !guesses.is_noted(now);
@@ -104,6 +108,16 @@ mod tests {
         assert!(!throttle.wrong(guesser, now + EACH * (BURST + 2)), "one entry a minute, however slow the guesses are");
         assert!(throttle.admits(guesser, now + NOTE_EACH));
         assert!(throttle.0.lock().expect("not poisoned").is_empty(), "forgotten");
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_guesser() {
+        let (throttle, now) = (Throttle::default(), Instant::now());
+        let of = |text: &str| Some(text.parse().expect("an address"));
+        let noted = (0..BURST).filter(|at| throttle.wrong(of(&format!("2001:db8:1:2::{at:x}")), now)).count();
+        assert_eq!(noted, 1, "one entry for one subscriber");
+        assert!(!throttle.admits(of("2001:db8:1:2:ffff::1"), now) && throttle.admits(of("2001:db8:1:3::1"), now));
+        assert!(throttle.wrong(of("::ffff:10.0.0.1"), now) && !throttle.wrong(of("10.0.0.1"), now));
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! outcome, so that no answer counts twice. Bounded in number, per address and in time.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use crate::sessions::{Digest, digest};
 
 /// Most sign-ins under way; a further one is refused until one is finished or over.
 pub const LOGINS_MAX: usize = 512;
-/// Most sign-ins under way from one address; the oldest of them makes room.
+/// Most sign-ins under way from one network: an IPv4 address, or a /64 of IPv6; the oldest of them makes room.
 pub const PEER_LOGINS_MAX: usize = 16;
 /// Time that a person has at the provider.
 pub const LOGIN_LIFE: Duration = Duration::from_secs(600);
@@ -42,7 +41,7 @@ pub struct Login {
 
 struct Pending {
     login: Login,
-    peer: Option<IpAddr>,
+    network: u128,
 }
 
 /// All sign-ins under way, in memory alone.
@@ -51,19 +50,20 @@ pub struct Logins(Mutex<HashMap<Digest, Pending>>);
 
 impl Logins {
     /// Begins a sign-in; `None`: too many are under way. `random`: state, cookie, nonce and verifier, never used before.
+    /// `network`: that of the browser's address, in which one client may own every address.
     pub fn begin(
         &self,
         provider: [String; 2],
         redirect_url: String,
         random: [[u8; 32]; 4],
-        peer: Option<IpAddr>,
+        network: u128,
         now: Instant,
     ) -> Option<Login> {
         let [state, cookie, nonce, verifier] = random.map(|bytes| URL_SAFE_NO_PAD.encode(bytes));
         let login = Login { state, cookie, nonce, verifier, redirect_url, provider, began: now };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, pending| now.saturating_duration_since(pending.login.began) < LOGIN_LIFE);
-        let own = all.iter().filter(|(_, pending)| pending.peer == peer);
+        let own = all.iter().filter(|(_, pending)| pending.network == network);
         if own.clone().count() >= PEER_LOGINS_MAX {
             let oldest = own.min_by_key(|(_, pending)| pending.login.began).map(|(state, _)| *state);
             oldest.into_iter().for_each(|state| _ = all.remove(&state));
@@ -71,7 +71,7 @@ impl Logins {
         if all.len() >= LOGINS_MAX {
             return None;
         }
-        all.insert(digest(login.state.as_bytes()), Pending { login: login.clone(), peer });
+        all.insert(digest(login.state.as_bytes()), Pending { login: login.clone(), network });
         Some(login)
     }
 
@@ -101,7 +101,7 @@ mod tests {
             bytes
         });
         let provider = ["https://idp.example".to_owned(), "console".to_owned()];
-        logins.begin(provider, "http://127.0.0.1/console/".into(), random, Some([10, 0, 0, peer].into()), now)
+        logins.begin(provider, "http://127.0.0.1/console/".into(), random, peer.into(), now)
     }
 
     #[test]

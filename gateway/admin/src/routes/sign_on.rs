@@ -21,6 +21,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use penstock_auth::IssuerConfig;
 use penstock_auth::jwt::{Binding, CODE_BYTES_MAX, SignOnFault, SignedOn};
 use penstock_base::clock;
+use penstock_base::net::network_of;
 use penstock_config::{AdminConfig, OIDC, OidcConfig};
 use penstock_console::{HOME, Holder, LOGIN_LIFE, Login, Person, login_cookie_name, read, set_login};
 use serde::{Deserialize, Serialize};
@@ -103,7 +104,8 @@ pub(crate) async fn begin(
         let oidc = configured(&serving.config.admin)?;
         let redirect_url = redirect_url(oidc, &headers)?;
         let endpoints = admin.directions.of(&oidc.provider).await?;
-        let login = admin.logins.begin(oidc.provider.registration(), redirect_url, random()?, peer, Instant::now());
+        let (network, now) = (network_of(peer), Instant::now());
+        let login = admin.logins.begin(oidc.provider.registration(), redirect_url, random()?, network, now);
         let full = || too_many("Too many sign-ins are under way: try again in a few minutes.");
         let login = login.ok_or_else(full)?;
         let url = oidc.provider.authorization_url(&endpoints, binding(&login));
