@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_proxy::dry_run::View;
-use penstock_proxy::reload::is_hidden;
+use penstock_proxy::reload::{is_credential, is_hidden, plain};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -233,25 +233,6 @@ fn masked(name: &str, value: String) -> String {
 fn is_secret(name: &str) -> bool {
     let name = plain(name);
     is_credential(&name) || (is_hidden(&name) && !name.contains("url"))
-}
-
-fn is_credential(name: &str) -> bool {
-    ["authorization", "proxy_authorization", "cookie", "set_cookie"].contains(&name)
-}
-
-/// Name in the form of the config's keys: small letters, `_` between words, words in the singular (`apiKey`, `API-Keys`: `api_key`).
-fn plain(name: &str) -> String {
-    let mut words = String::with_capacity(name.len());
-    let mut was_small = false;
-    for c in name.chars() {
-        if c.is_uppercase() && was_small {
-            words.push('_');
-        }
-        was_small = c.is_lowercase() || c.is_ascii_digit();
-        words.extend(c.to_lowercase().map(|c| if c == '-' || c == ' ' { '_' } else { c }));
-    }
-    let singular = |word: &str| if word == "headers" { word.to_owned() } else { word.trim_end_matches('s').to_owned() };
-    words.split('_').map(singular).collect::<Vec<_>>().join("_")
 }
 
 /// Masks texts that may be secrets and that are not those of `pasted`, at the same place. `hidden`: a value around this one is a secret by its name.

@@ -151,11 +151,47 @@ pub fn is_hidden(key: &str) -> bool {
     !names && HIDDEN.iter().any(|part| key.split('_').any(|word| word == *part))
 }
 
+/// Returns true if the value of a plugin's setting, or of a name below it, is hidden. Plugins choose their names freely, so any
+/// form of a name counts (`apiKeys`, `API-Key`), and so do header fields with credentials and the URLs of `upstreams`.
+pub(super) fn is_hidden_setting(name: &str) -> bool {
+    let name = plain(name);
+    is_credential(&name) || is_hidden(&name) || name == "upstream"
+}
+
+/// Returns true if a header field of that name, in the form of [`plain`], holds credentials.
+pub fn is_credential(name: &str) -> bool {
+    ["authorization", "proxy_authorization", "cookie", "set_cookie"].contains(&name)
+}
+
+/// Name in the form of the config's keys: small letters, `_` between words, words in the singular (`apiKey`, `API-Keys`: `api_key`).
+pub fn plain(name: &str) -> String {
+    let mut words = String::with_capacity(name.len());
+    let mut was_small = false;
+    for c in name.chars() {
+        if c.is_uppercase() && was_small {
+            words.push('_');
+        }
+        was_small = c.is_lowercase() || c.is_ascii_digit();
+        words.extend(c.to_lowercase().map(|c| if c == '-' || c == ' ' { '_' } else { c }));
+    }
+    let singular = |word: &str| if word == "headers" { word.to_owned() } else { word.trim_end_matches('s').to_owned() };
+    words.split('_').map(singular).collect::<Vec<_>>().join("_")
+}
+
 fn shown(key: &str, value: &Value) -> Option<String> {
-    if is_hidden(key) || matches!(value, Value::Table(_)) {
+    if is_hidden(key) || matches!(value, Value::Table(_)) || has_hidden(value) {
         return None;
     }
     Some(value.to_string().chars().take(SHOWN_MAX).collect())
+}
+
+/// Returns true if a table in the value has a hidden name.
+fn has_hidden(value: &Value) -> bool {
+    match value {
+        Value::Table(table) => table.iter().any(|(name, value)| is_hidden(name) || has_hidden(value)),
+        Value::Array(items) => items.iter().any(has_hidden),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::diff::is_hidden;
+use super::diff::{is_hidden, is_hidden_setting};
 
 /// Mark in place of a value that is not shown.
 pub const MARK: &str = "\"[hidden]\"";
@@ -60,24 +61,46 @@ fn places(text: &str) -> Option<Vec<Place>> {
 
 /// Collects the values of a table; in a hidden table every value is hidden.
 fn table(path: &str, values: &DeTable<'_>, hidden: bool, out: &mut Vec<Place>) {
+    let is_setting = path.starts_with("plugins[") && path.contains("].settings");
     for (key, value) in values {
         let name = key.get_ref().as_ref();
         let path = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-        let hidden = hidden || is_hidden(name);
-        match value.get_ref() {
-            // The top of the document has tables by these names that are no secrets.
-            DeValue::Table(inner) => table(&path, inner, hidden && path.contains('.'), out),
-            DeValue::Array(items) if items.iter().any(|item| item.get_ref().is_table()) => {
-                for (at, item) in items.iter().enumerate() {
-                    let Some(inner) = item.get_ref().as_table() else { continue };
-                    let id = ["id", "name"].iter().find_map(|key| inner.get(*key)?.get_ref().as_str());
-                    let id = id.map_or_else(|| format!("#{at}"), str::to_owned);
-                    table(&format!("{path}[{id}]"), inner, false, out);
-                }
+        let by_name = if is_setting { is_hidden_setting(name) } else { is_hidden(name) };
+        // The top of the document has tables by these names that are no secrets.
+        let is_top = !path.contains('.') && has_table(value.get_ref());
+        collect(path, value, (hidden || by_name) && !is_top, out);
+    }
+}
+
+/// Collects a value, or those in it.
+fn collect(path: String, value: &Spanned<DeValue<'_>>, hidden: bool, out: &mut Vec<Place>) {
+    match value.get_ref() {
+        DeValue::Table(inner) => table(&path, inner, hidden, out),
+        // Each by itself: tables of one list may lie apart in the text.
+        DeValue::Array(items) if has_table(value.get_ref()) => {
+            let mut seen = Vec::new();
+            for (at, item) in items.iter().enumerate() {
+                let id = |inner: &DeTable<'_>| {
+                    ["id", "name"].iter().find_map(|key| Some(inner.get(*key)?.get_ref().as_str()?.to_owned()))
+                };
+                // Hidden names tell no entries apart, and neither does one that was there before.
+                let id = item.get_ref().as_table().and_then(id).filter(|id| !hidden && !seen.contains(id));
+                let place = id.clone().unwrap_or_else(|| format!("#{at}"));
+                seen.extend(id);
+                collect(format!("{path}[{place}]"), item, hidden, out);
             }
-            _ if hidden => out.push(Place { path, at: value.span() }),
-            _ => {}
         }
+        _ if hidden => out.push(Place { path, at: value.span() }),
+        _ => {}
+    }
+}
+
+/// Returns true if the value is a table, or a list with one somewhere in it.
+fn has_table(value: &DeValue<'_>) -> bool {
+    match value {
+        DeValue::Table(_) => true,
+        DeValue::Array(items) => items.iter().any(|item| has_table(item.get_ref())),
+        _ => false,
     }
 }
 
@@ -103,6 +126,28 @@ mod tests {
             assert!(text.contains(kept), "{kept} in {text}");
         }
         assert_eq!(shown("no toml"), "");
+    }
+
+    /// Settings of a plugin with these secrets, `s1` to `s8`.
+    const SETTINGS: &str = "[[plugins]]\nid = \"w\"\nname = \"wasm\"\nkeys = [\"alice\"]\n[plugins.settings]\npath = \"a.wasm\"\n\
+        upstreams = { auth = \"http://u:s1@h\" }\nconfig = { apiKeys = [\"s2\"], tokens = [\"s3\"], max_tokens = 7, deep = [[{ secret = \"s4\" }]] }\n\
+        secrets = [\"s5\", { name = \"a\", value = \"s6\" }]\n[[plugins.settings.credentials.passwords]]\nvalue = \"s7\"\n\
+        [[plugins]]\nname = \"headers\"\n[plugins.settings.request.set]\nauthorization = \"s8\"\nx-team = \"blue\"\n";
+
+    #[test]
+    fn settings_of_plugins_hide_what_may_be_a_secret_by_any_name() {
+        let text = shown(SETTINGS);
+        assert!((1..=8).all(|number| !text.contains(&format!("s{number}"))), "{text}");
+        for kept in ["keys = [\"alice\"]", "path = \"a.wasm\"", "max_tokens = 7", "x-team = \"blue\""] {
+            assert!(text.contains(kept), "{kept} in {text}");
+        }
+        assert_eq!(restored(&text, SETTINGS), Ok(SETTINGS.to_owned()));
+    }
+
+    #[test]
+    fn entries_of_one_name_are_told_apart() {
+        let text = "[[providers]]\nid = \"a\"\nmore = [{ name = \"x\", key = \"1\" }, { name = \"x\", key = \"2\" }]\n";
+        assert_eq!(restored(&shown(text), text), Ok(text.to_owned()));
     }
 
     #[test]
