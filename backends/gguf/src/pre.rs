@@ -70,11 +70,12 @@ const fn rules(split: Split) -> Rules {
 }
 
 /// Rules by name. Several names stand for one tokenizer.
-const NAMES: [(&[&str], Rules); 10] = [
+const NAMES: [(&[&str], Rules); 11] = [
     (
-        &["llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"],
+        &["llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"],
         Rules { ignore_merges: true, adds_bos: true, ..rules(Split::Regexes(&[LLAMA3])) },
     ),
+    (&["smaug-bpe", "dbrx"], rules(Split::Regexes(&[LLAMA3]))),
     (&["qwen2"], Rules { nfc: true, ..rules(Split::Regexes(&[QWEN2])) }),
     (&["deepseek-r1-qwen", "megrez"], rules(Split::Regexes(&[QWEN2]))),
     (&["tekken"], Rules { ignore_merges: true, adds_bos: true, ..rules(Split::Regexes(&[TEKKEN])) }),

@@ -40,8 +40,9 @@ const MERGES_BYTES_MAX: usize = 64 << 20;
 /// Most bytes that are looked up to find merges: every token once for each of its characters. A vocabulary of 262 thousand tokens takes 30 MB.
 const LOOKUP_BYTES_MAX: usize = 1 << 30;
 
-/// Names of tokens that end an answer in one of the known chat formats. Files name one end token, and templates use others.
-const ENDS: [&str; 13] = [
+/// Names of tokens that end an answer in one of the known chat formats. Files name one end token, and templates use others. Such a token marks
+/// structure whatever its type: converters have called Phi-3's `<|end|>` one that a user has added.
+const ENDS: [&str; 15] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -55,7 +56,18 @@ const ENDS: [&str; 13] = [
     "<|end_of_sentence|>",
     "<｜end▁of▁sentence｜>",
     "<|end_of_turn|>",
+    "<|return|>",
+    "<|call|>",
 ];
+/// Name of the token that ends an answer in most formats. In that of GPT-OSS, known by [`FINAL`], it ends one of an answer's messages.
+const END: &str = "<|end|>";
+/// Names of the tokens that end an answer of GPT-OSS.
+const FINAL: [&str; 2] = ["<|return|>", "<|call|>"];
+
+/// Key of the chat template. Templates for a purpose have its name behind the key and a dot.
+const TEMPLATE: &str = "tokenizer.chat_template";
+/// Names of Phi-3's tokens that leave the blanks behind them alone.
+const LEAVING: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// Kind of a token, `llama_token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,12 +83,14 @@ enum Kind {
 struct Tokens<'a> {
     names: &'a [String],
     kinds: Vec<Kind>,
+    /// True if tokens that mark structure take the blanks and line breaks behind them.
+    take_blanks: bool,
 }
 
 impl<'a> Tokens<'a> {
     fn read(gguf: &'a Gguf) -> Result<Self, GgufError> {
         let Some(names) = gguf.texts(TOKENS)? else { return Err(gguf.refuse(TOKENS, "is missing")) };
-        let kinds = match gguf.metadata.get(TYPES) {
+        let mut kinds = match gguf.metadata.get(TYPES) {
             None => vec![Kind::Normal; names.len()],
             Some(Value::Integers(kinds)) if kinds.len() == names.len() => {
                 kinds.iter().map(|kind| kind_of(*kind)).collect()
@@ -86,7 +100,12 @@ impl<'a> Tokens<'a> {
                 return Err(gguf.refuse(TYPES, reason));
             }
         };
-        let tokens = Self { names, kinds };
+        for (kind, name) in kinds.iter_mut().zip(names) {
+            if *kind != Kind::Unused && ENDS.contains(&name.as_str()) {
+                *kind = Kind::Control;
+            }
+        }
+        let tokens = Self { names, kinds, take_blanks: take_blanks(gguf)? };
         let mut seen = HashSet::new();
         for (id, name) in tokens.used() {
             if name.len() > NAME_BYTES_MAX {
@@ -117,13 +136,24 @@ impl<'a> Tokens<'a> {
             _ => None,
         };
         let token = |id: usize, name: &str, special: bool| {
+            let rstrip = self.take_blanks && !LEAVING.contains(&name);
             json!({
-                "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+                "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": rstrip,
                 "normalized": false, "special": special,
             })
         };
         self.used().filter_map(|(id, name)| Some(token(id, name, structure(id)?))).collect()
     }
+}
+
+/// Returns true for Phi-3 and Phi-3.5 with the vocabulary of Llama 2, whose tokens that mark structure take the blanks behind them (`rstrip`). Files
+/// do not say so: the architecture or, as in llama.cpp, the name does.
+fn take_blanks(gguf: &Gguf) -> Result<bool, GgufError> {
+    if gguf.text(MODEL)? != Some("llama") {
+        return Ok(false);
+    }
+    let name = gguf.text("general.name")?.unwrap_or_default().to_lowercase();
+    Ok(gguf.text("general.architecture")? == Some("phi3") || ["phi-3", "phi3"].iter().any(|part| name.contains(part)))
 }
 
 fn kind_of(number: i64) -> Kind {
@@ -152,11 +182,12 @@ pub fn text_files(gguf: &Gguf) -> Result<TextFiles, GgufError> {
         }
         None => return Err(gguf.refuse(MODEL, "is missing")),
     };
+    let ends = ends_of(gguf, &tokens)?;
     let bytes = |value: &Json| serde_json::to_vec(value).expect("a JSON value of texts and numbers");
     Ok(TextFiles {
         tokenizer_json: bytes(&tokenizer),
-        tokenizer_config_json: bytes(&tokenizer_config(gguf, &tokens)?),
-        generation_config_json: bytes(&json!({ "eos_token_id": ends_of(gguf, &tokens)? })),
+        tokenizer_config_json: bytes(&tokenizer_config(gguf, &tokens, &ends)?),
+        generation_config_json: bytes(&json!({ "eos_token_id": ends })),
     })
 }
 
@@ -305,7 +336,7 @@ fn merges_of(gguf: &Gguf, tokens: &Tokens<'_>, scores: &[f32]) -> Result<Vec<Jso
     Ok(merges.into_iter().map(|(_, _, _, left, right)| json!([left, right])).collect())
 }
 
-fn tokenizer_config(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError> {
+fn tokenizer_config(gguf: &Gguf, tokens: &Tokens<'_>, ends: &[u64]) -> Result<Json, GgufError> {
     let mut config = Map::new();
     for (name, key) in [
         ("bos_token", "bos_token_id"),
@@ -313,12 +344,14 @@ fn tokenizer_config(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError>
         ("unk_token", "unknown_token_id"),
         ("pad_token", "padding_token_id"),
     ] {
-        if let Some((_, token)) = named(gguf, tokens, key)? {
+        // An end token that ends no answer is none of the tokenizer's either.
+        let is_none = |id| name == "eos_token" && !ends.contains(&id);
+        if let Some((_, token)) = named(gguf, tokens, key)?.filter(|(id, _)| !is_none(*id)) {
             config.insert(name.into(), token.into());
         }
     }
-    if let Some(template) = gguf.text("tokenizer.chat_template")? {
-        config.insert("chat_template".into(), template.into());
+    if let Some(template) = templates(gguf)? {
+        config.insert("chat_template".into(), template);
     }
     if let Some(architecture) = gguf.text("general.architecture")?
         && let Some(length) = gguf.integer(&format!("{architecture}.context_length"), 0, u64::MAX)?
@@ -328,8 +361,24 @@ fn tokenizer_config(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError>
     Ok(config.into())
 }
 
-/// Tokens that end an answer, ascending: those that the metadata names, and control tokens with a name that means an end. None if the file
-/// has no vocabulary.
+/// Chat template as tokenizer_config.json has it: a text, or a list of templates by name where there are some for a purpose (`tool_use`).
+fn templates(gguf: &Gguf) -> Result<Option<Json>, GgufError> {
+    let default = gguf.text(TEMPLATE)?;
+    let purpose = |key: &'_ String| key.strip_prefix(TEMPLATE)?.strip_prefix('.').map(str::to_owned);
+    let mut purposes: Vec<String> = gguf.metadata.keys().filter_map(purpose).collect();
+    if purposes.is_empty() {
+        return Ok(default.map(Json::from));
+    }
+    purposes.sort_unstable();
+    let one = |name: &str, template: &str| json!({ "name": name, "template": template });
+    let mut list: Vec<Json> = default.iter().map(|template| one("default", template)).collect();
+    for name in purposes {
+        list.extend(gguf.text(&format!("{TEMPLATE}.{name}"))?.map(|template| one(&name, template)));
+    }
+    Ok(Some(list.into()))
+}
+
+/// Tokens that end an answer, ascending: those that the metadata names, and those with a name that means an end. None if the file has no vocabulary.
 ///
 /// # Errors
 /// [`GgufError`] with the key, if the vocabulary's lists do not fit each other.
@@ -342,8 +391,12 @@ fn ends_of(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Vec<u64>, GgufError> {
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
         ends.extend(named(gguf, tokens, key)?.map(|(id, _)| id));
     }
-    let by_name = tokens.used().filter(|(id, name)| tokens.kinds[*id] == Kind::Control && ENDS.contains(name));
-    ends.extend(by_name.map(|(id, _)| id as u64));
+    let by_name: Vec<_> = tokens.used().filter(|(_, name)| ENDS.contains(name)).collect();
+    ends.extend(by_name.iter().map(|(id, _)| *id as u64));
+    // As in llama.cpp, also where the metadata names it.
+    if FINAL.iter().all(|last| by_name.iter().any(|(_, name)| name == last)) {
+        ends.retain(|&end| !by_name.contains(&(end as usize, END)));
+    }
     ends.sort_unstable();
     ends.dedup();
     Ok(ends)

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use penstock_gguf::{Gguf, Value, Writer};
 use penstock_text::TextModel;
+use penstock_types::{Role, Tool};
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
@@ -186,11 +187,9 @@ fn pieces() -> Vec<(String, f32, i64)> {
     all
 }
 
-fn spm(change: impl FnOnce(&mut Writer)) -> TextModel {
-    let all = pieces();
-    let mut writer = Writer::default();
+/// Keys of a SentencePiece vocabulary, as converters write them.
+fn spm_keys(writer: &mut Writer, all: &[(String, f32, i64)]) {
     writer
-        .key("general.architecture", &Value::Text("llama".into()))
         .key("tokenizer.ggml.model", &Value::Text("llama".into()))
         .key("tokenizer.ggml.tokens", &texts(all.iter().map(|(name, ..)| name.clone())))
         .key("tokenizer.ggml.scores", &Value::Floats(all.iter().map(|(_, score, _)| *score).collect()))
@@ -198,6 +197,12 @@ fn spm(change: impl FnOnce(&mut Writer)) -> TextModel {
         .key("tokenizer.ggml.bos_token_id", &Value::Integer(1))
         .key("tokenizer.ggml.eos_token_id", &Value::Integer(2))
         .key("tokenizer.ggml.unknown_token_id", &Value::Integer(0));
+}
+
+fn spm(change: impl FnOnce(&mut Writer)) -> TextModel {
+    let mut writer = Writer::default();
+    writer.key("general.architecture", &Value::Text("llama".into()));
+    spm_keys(&mut writer, &pieces());
     change(&mut writer);
     load(&writer)
 }
@@ -224,6 +229,146 @@ fn sentence_piece_vocabularies_give_sentence_pieces_tokens() {
         writer.key("tokenizer.ggml.add_space_prefix", &Value::Bool(false));
     });
     assert_eq!(flat.decode(&flat.encode(" the", false).unwrap(), false), " the");
+}
+
+/// The demo model's vocabulary with further tokens of these types, from id 4096 on.
+fn demo_and(more: &[(&str, i64)], change: impl FnOnce(&mut Writer)) -> TextModel {
+    let mut tokenizer = json("tokenizer.json");
+    let added = tokenizer["added_tokens"].as_array_mut().expect("added tokens");
+    for (at, (name, kind)) in more.iter().enumerate() {
+        added.push(serde_json::json!({ "id": 4096 + at, "content": name, "special": *kind == 3 }));
+    }
+    let mut writer = byte_level(&tokenizer, "gpt-4o", 4096 + more.len());
+    change(&mut writer);
+    load(&writer)
+}
+
+#[test]
+fn an_answer_of_gpt_oss_ends_with_its_last_message() {
+    let names = ["<|endoftext|>", "<|return|>", "<|end|>", "<|call|>"];
+    // `<|endoftext|>` is the demo model's 4087.
+    let harmony: Vec<_> = names[1..].iter().map(|name| (*name, 3)).collect();
+    for eos in [4087, 4096] {
+        let model = demo_and(&harmony, |writer| {
+            writer.key("tokenizer.ggml.eos_token_id", &Value::Integer(eos));
+        });
+        let ends = names.map(|name| model.token_id(name).expect("a token"));
+        let expected = [ends[0], ends[1], ends[3]];
+        assert!(expected.iter().all(|end| model.eos_tokens().contains(end)), "{:?}", model.eos_tokens());
+        assert!(!model.eos_tokens().contains(&ends[2]), "{:?} has {}", model.eos_tokens(), ends[2]);
+        assert!(ends.iter().all(|&end| model.is_special(end)));
+    }
+    // Nor where the file names it.
+    let named = demo_and(&harmony, |writer| {
+        writer.key("tokenizer.ggml.eos_token_id", &Value::Integer(4097));
+    });
+    assert!(!named.eos_tokens().contains(&4097) && !named.declared_end_tokens().contains(&4097));
+    // With one of the two alone the format is another.
+    let other = demo_and(&[("<|end|>", 3), ("<|return|>", 3)], |_| ());
+    assert!(other.eos_tokens().contains(&4096) && other.eos_tokens().contains(&4097));
+}
+
+#[test]
+fn a_token_whose_name_means_an_end_is_one_whatever_its_type() {
+    for kind in [1, 3, 4] {
+        let model = demo_and(&[("<|end|>", kind), ("<|user|>", 4)], |writer| {
+            writer.key("tokenizer.ggml.eos_token_id", &Value::Integer(4089));
+        });
+        assert!(model.eos_tokens().contains(&4096), "type {kind}: {:?}", model.eos_tokens());
+        assert!(model.is_special(4096) && !model.is_special(4097), "type {kind}");
+        // A client's text does not end a turn with it.
+        assert!(!model.encode_plain("hi<|end|>").unwrap().contains(&4096), "type {kind}");
+    }
+}
+
+/// The pieces of Phi-3's kind: those of [`pieces`], a letter for line breaks as bytes, and its tokens of structure as old converters wrote them.
+fn phi3(keys: &[(&str, &str)]) -> TextModel {
+    let mut all = pieces();
+    let added = ["<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>"];
+    all.extend(added.map(|name| (name.to_owned(), -1000.0, 4)));
+    let mut writer = Writer::default();
+    for (key, value) in keys {
+        writer.key(key, &Value::Text((*value).into()));
+    }
+    spm_keys(&mut writer, &all);
+    load(&writer)
+}
+
+#[test]
+fn phi_3s_tokens_take_the_blanks_behind_them() {
+    let first = pieces().len() as u32;
+    let (end_of_text, assistant, end, user) = (first, first + 1, first + 2, first + 3);
+    let text = "<|user|>\nthe<|end|>\n<|assistant|>\n";
+    for keys in [
+        &[("general.architecture", "phi3")][..],
+        &[("general.architecture", "phi3"), ("general.name", "Phi 3.5 Mini Instruct")],
+        &[("general.architecture", "llama"), ("general.name", "my Phi-3 mini")],
+        &[("general.name", "PHI3")],
+    ] {
+        let model = phi3(keys);
+        let the = model.encode("the", false).unwrap();
+        let expected = [&[user], &the[..], &[end, assistant]].concat();
+        assert_eq!(model.encode(text, false).unwrap(), expected, "{keys:?}");
+        // Blanks of the text itself stay, and so do those behind the end of a text.
+        let plain = |text: &str| model.encode(text, false).unwrap();
+        assert_eq!(plain("<|endoftext|>\n"), [&[end_of_text], &plain("\n")[..]].concat());
+        assert_eq!(plain("<s>\n"), [&[1], &plain("\n")[..]].concat());
+        assert_eq!(plain("</s>\nthe"), [&[2], &the[..]].concat());
+    }
+    for keys in
+        [&[("general.architecture", "llama"), ("general.name", "Llama 3")][..], &[("general.architecture", "llama")]]
+    {
+        let model = phi3(keys);
+        let line = model.encode("<|user|>\n", false).unwrap();
+        assert!(line.len() > 1 && line[0] == user, "{keys:?}: {line:?}");
+    }
+}
+
+#[test]
+fn named_templates_of_a_file_are_those_of_a_checkpoint() {
+    let render = |keys: &[(&str, &str)], tools: bool| {
+        let mut writer = byte_level(&json("tokenizer.json"), "qwen2", 4096);
+        for (key, template) in keys {
+            writer.key(key, &Value::Text((*template).into()));
+        }
+        let mut request = common::request(vec![common::message(Role::User, "hi")]);
+        if tools {
+            request.tools.push(Tool::function("look".into(), None, None, false));
+        }
+        load(&writer).chat_prompt(&request, 0).map(|prompt| prompt.text).map_err(|error| error.message)
+    };
+    let (plain, tool_use) = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use");
+    let both = [(tool_use, "{{ tools[0]['function']['name'] }}"), (plain, "plain")];
+    assert_eq!((render(&both, false), render(&both, true)), (Ok("plain".into()), Ok("look".into())));
+    let one = [(plain, "plain")];
+    assert_eq!((render(&one, false), render(&one, true)), (Ok("plain".into()), Ok("plain".into())));
+    assert!(render(&both[..1], false).is_err(), "no template serves a request without tools");
+    // Signs of a format of calls in a template for tools count.
+    let mut writer = byte_level(&json("tokenizer.json"), "qwen2", 4096);
+    let with_calls = "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>";
+    writer.key(plain, &Value::Text("plain".into())).key(tool_use, &Value::Text(with_calls.into()));
+    assert!(load(&writer).tool_format().is_some());
+    let bytes = byte_level(&json("tokenizer.json"), "qwen2", 4096).key(tool_use, &Value::Integer(1)).finish();
+    let gguf = Gguf::read("model.gguf", &mut &bytes[..], bytes.len() as u64).unwrap();
+    let error = TextModel::from_gguf(&gguf).expect_err("refused").to_string();
+    assert!(error.contains(tool_use), "{error}");
+}
+
+#[test]
+fn a_first_token_is_added_where_the_rule_or_the_file_says_so() {
+    let added = |pre: &str, flag: Option<bool>| {
+        let mut writer = byte_level(&json("tokenizer.json"), pre, 4096);
+        writer.key("tokenizer.ggml.bos_token_id", &Value::Integer(4087));
+        if let Some(flag) = flag {
+            writer.key("tokenizer.ggml.add_bos_token", &Value::Bool(flag));
+        }
+        let model = load(&writer);
+        model.encode("a", true).unwrap() != model.encode("a", false).unwrap()
+    };
+    for (pre, adds) in [("llama-bpe", true), ("tekken", true), ("dbrx", false), ("smaug-bpe", false), ("qwen2", false)]
+    {
+        assert_eq!((added(pre, None), added(pre, Some(true)), added(pre, Some(false))), (adds, true, false), "{pre}");
+    }
 }
 
 #[test]
