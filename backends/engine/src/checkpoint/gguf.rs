@@ -45,10 +45,16 @@ const SINKS: &str = "attn_sinks.weight";
 const GPT_OSS: &str = "GptOssForCausalLM";
 /// GGUF's tensors of all gate, up and down matrices of a layer's experts.
 const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+/// Remedy for files that do not say enough.
+const ORIGINAL: &str = "serve the original checkpoint, a folder with config.json";
 /// Factors by which the frequencies of rotations are divided, as Llama 3 needs them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// Factors for short and for long contexts, as LongRoPE has them.
 const LONGROPE_FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+
+/// GGUF's architectures whose layers have no windows here: what `config.json` says about which layers have one is not in a file, and OLMo 3, whose
+/// files call themselves `olmo2`, also rotates those layers otherwise.
+const WINDOWLESS: [&str; 5] = ["olmo2", "qwen2", "qwen3", "qwen3moe", "smollm3"];
 
 impl From<GgufError> for CheckpointError {
     fn from(error: GgufError) -> Self {
@@ -309,6 +315,7 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
         }
     };
     let architecture = families::architecture(theirs).expect("a registered architecture");
+    check_attention(gguf, name, window)?;
     let map = config_of(gguf, name, window, experts)?;
     let mut config = (architecture.read)(&Fields::new(&gguf.shown, &map))?;
     let has = |tensor: &str| gguf.tensors.contains_key(&format!("blk.0.{tensor}.bias"));
@@ -328,6 +335,31 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     config.eos_token_id = ends.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
     let raw = serde_json::to_vec(&map).expect("a JSON value of texts and numbers");
     Ok((architecture, config, raw))
+}
+
+/// Refuses windows and directions of attention that would be served as others.
+fn check_attention(gguf: &Gguf, name: &str, window: Option<u64>) -> Result<(), CheckpointError> {
+    let key = |part: &str| format!("{name}.{part}");
+    const CAUSAL: &str = "attention.causal";
+    if gguf.flag(&key(CAUSAL))? == Some(false) {
+        let reason = "is false: tokens that see later ones are not supported in GGUF files";
+        return Err(gguf.refuse(&key(CAUSAL), reason).help(ORIGINAL).into());
+    }
+    let Some(window) = window else { return Ok(()) };
+    // Which of the layers have the window: of the architectures with windows, the files of these do not say so.
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    if matches!(name, "llama" | "phi3") && gguf.metadata.contains_key(&key(PATTERN)) {
+        let reason = "windows in some of the layers are not supported in this architecture";
+        return Err(gguf.refuse(&key(PATTERN), reason).help(ORIGINAL).into());
+    }
+    let context = gguf.integer(&key("context_length"), 1, u64::from(u32::MAX))?.unwrap_or(0) as f64;
+    let stretch = gguf.number(&key("rope.scaling.factor"))?.unwrap_or(1.0).max(1.0);
+    // A window as long as the longest context hides nothing.
+    if WINDOWLESS.contains(&name) && (window as f64) < context * stretch {
+        let reason = format!("is {window}, and windows are not supported in GGUF files of this architecture");
+        return Err(gguf.refuse(&key("attention.sliding_window"), reason).help(ORIGINAL).into());
+    }
+    Ok(())
 }
 
 /// The metadata under the names of `config.json`.

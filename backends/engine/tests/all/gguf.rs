@@ -148,8 +148,16 @@ fn in_pairs(tensor: &Tensor, head_dim: usize) -> Vec<u8> {
 
 /// The golden's model as a GGUF file, with the same types.
 fn gguf_of(golden: &Golden) -> Vec<u8> {
+    gguf_with(golden, &[])
+}
+
+/// The golden's model as a GGUF file with further keys.
+fn gguf_with(golden: &Golden, more: &[(&str, Value)]) -> Vec<u8> {
     let mut writer = Writer::default();
     keys(&golden.config, &mut writer);
+    for (key, value) in more {
+        writer.key(key, value);
+    }
     let whole = |name: &str| golden.config[name].as_u64().map(|n| n as usize);
     let dim = whole("head_dim");
     let dim = dim.unwrap_or_else(|| whole("hidden_size").unwrap() / whole("num_attention_heads").unwrap());
@@ -612,6 +620,47 @@ fn what_cannot_be_served_is_refused_with_a_reason() {
     let mut odd = Writer::default();
     keys(&Golden::named("qwen3-tied").config, &mut odd);
     refused(odd.tensor("token_embd.weight", &[203, 96], 19, &[0; 64]).finish(), "IQ1_S");
+}
+
+#[test]
+fn a_window_that_would_be_lost_is_refused() {
+    for (case, architecture) in [
+        ("olmo2-plain", "olmo2"),
+        ("qwen2-tied", "qwen2"),
+        ("qwen3-tied", "qwen3"),
+        ("qwen3moe-plain", "qwen3moe"),
+        ("smollm3-plain", "smollm3"),
+    ] {
+        let golden = Golden::named(case);
+        let context = golden.config["max_position_embeddings"].as_i64().expect("a context");
+        let key = format!("{architecture}.attention.sliding_window");
+        let with = |window: i64| gguf_with(&golden, &[(&key, Value::Integer(window.into()))]);
+        refused(with(context - 1), &format!("{key}: is {}", context - 1));
+        // Such a window hides no token, and 0 is none.
+        for window in [0, context] {
+            assert!(open(with(window)).config().windows.iter().all(Option::is_none), "{case} {window}");
+        }
+    }
+    let stretched = |factor: f64| {
+        let more = [
+            ("olmo2.attention.sliding_window", Value::Integer(1 << 20)),
+            ("olmo2.rope.scaling.type", Value::Text("linear".into())),
+            ("olmo2.rope.scaling.factor", Value::Float(factor)),
+        ];
+        gguf_with(&Golden::named("olmo2-plain"), &more)
+    };
+    open(stretched(2.0));
+    refused(stretched(4096.0), "olmo2.attention.sliding_window");
+}
+
+#[test]
+fn attention_that_the_family_does_not_have_is_refused() {
+    let pattern = |case: &str, key: &str| gguf_with(&Golden::named(case), &[(key, Value::Integers(vec![1, 0]))]);
+    let key = "llama.attention.sliding_window_pattern";
+    refused(pattern("mistral-window", key), key);
+    let causal = |flag| gguf_with(&Golden::named("qwen2-tied"), &[("qwen2.attention.causal", Value::Bool(flag))]);
+    open(causal(true));
+    refused(causal(false), "qwen2.attention.causal: is false");
 }
 
 #[test]
