@@ -19,7 +19,7 @@ import torch
 import transformers
 from make_encoders import TEXTS, distance, files_of, modern, numbers, wordpiece
 from make_encoders import bert as bert_config
-from make_goldens import DTYPE, base, llama, qwen3, weights
+from make_goldens import DTYPE, base, llama, mistral, qwen2, qwen3, weights
 from sentence_transformers import SentenceTransformer, models
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
@@ -83,6 +83,23 @@ CASES = {
         [dense(96, 48, bias=True, tanh=True), NORMALIZE],
     ),
     "qwen3-root": (small(qwen3(), "Qwen3Model"), "f16", wordpiece, "mean_sqrt_len_tokens", True, []),
+    # Decoders whose tokens see both sides.
+    "qwen2-both": (
+        {**small(qwen2(), "Qwen2Model"), "is_causal": False},
+        "f32",
+        wordpiece,
+        "lasttoken",
+        True,
+        [NORMALIZE],
+    ),
+    "mistral-both": (
+        {**small(mistral(sliding_window=9, head_dim=24), "MistralModel"), "is_causal": False},
+        "bf16",
+        wordpiece,
+        "mean",
+        True,
+        [NORMALIZE],
+    ),
     "bert-dense": (
         bert_config(num_hidden_layers=2, max_position_embeddings=256),
         "f32",

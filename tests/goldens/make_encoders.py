@@ -152,7 +152,7 @@ def bert(name="BertModel", **kw):
 
 
 def roberta(name="RobertaModel", **kw):
-    kind = "xlm-roberta" if name.startswith("XLM") else "roberta"
+    kind = {"XLM": "xlm-roberta", "Cam": "camembert"}.get(name[:3], "roberta")
     own = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1, layer_norm_eps=1e-5)
     return base(name, kind, **{**own, "max_position_embeddings": 162, **kw})
 
@@ -207,6 +207,7 @@ CASES = {
     ),
     "roberta-mean": (roberta(), "f32", bytelevel, ("mean", True)),
     "xlmr-cls": (roberta("XLMRobertaModel", num_hidden_layers=2), "f32", sentencepiece, ("cls", True)),
+    "camembert-mean": (roberta("CamembertModel", num_hidden_layers=2), "bf16", sentencepiece, ("mean", True)),
     "bert-masked": (bert("BertForMaskedLM", num_hidden_layers=2), "f32", wordpiece, ("mean", True)),
     "xlmr-masked": (roberta("XLMRobertaForMaskedLM", num_hidden_layers=2), "f32", sentencepiece, ("cls", True)),
     "modern-cls": (
@@ -434,7 +435,7 @@ def reranker(config, half, full, special, made, sequences):
 def make(name, config, stored, tokenizer, pooling):
     made, special = tokenizer()
     vocab = made.get_vocab_size() + 7
-    first = config["pad_token_id"] + 1 if config["model_type"] in ("roberta", "xlm-roberta", "mpnet") else 0
+    first = config["pad_token_id"] + 1 if config["model_type"] in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
     length = config["max_position_embeddings"] - first
     config = dict(config, vocab_size=vocab)
     seed = 1

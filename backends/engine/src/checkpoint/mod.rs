@@ -405,7 +405,8 @@ fn read_config(folder: &Folder) -> Result<Config, CheckpointError> {
                     them, name the bare encoder (such as BertModel) to serve the mean of its tokens";
         return Err(fields.refuse("architectures", reason).help(help));
     }
-    let config = (architecture.read)(&fields)?;
+    let mut config = (architecture.read)(&fields)?;
+    config.read_sides(&fields)?;
     Ok((architecture, config, bytes.into_owned()))
 }
 

@@ -12,15 +12,18 @@ use serde_json::{Map, Value, json};
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ModelConfig, NormPlaces, PLAIN, Traits, layer_types};
+use crate::model_config::{ModelConfig, NormPlaces, PLAIN, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Gemma2ForCausalLM", read, names: &[] };
+
+/// Window of configs that have none of their own, of Gemma 2 as of Gemma 3.
+const WINDOW: usize = 4096;
 
 /// Values that configs leave out, as in transformers' Gemma2Config.
 static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
     let all = json!({
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
-        "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
         "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     });
     serde_json::from_value(all).expect("an object")
@@ -28,14 +31,8 @@ static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let f = &f.or(&DEFAULTS);
-    if f.flag(BIDIRECTIONAL, false)? {
-        return Err(f.refuse(BIDIRECTIONAL, "attention to later tokens is not supported in this architecture"));
-    }
     read_gemma(f, Traits { activation: Activation::GeluTanh, soft_caps: true, ..PLAIN }, 2)
 }
-
-/// Field of a model whose tokens see later ones.
-pub(super) const BIDIRECTIONAL: &str = "use_bidirectional_attention";
 
 /// Reads what Gemma 2 and 3 share. Of `pattern` layers the last one sees all, where the config does not list them.
 pub(super) fn read_gemma(f: &Fields<'_>, traits: Traits, pattern: usize) -> Result<ModelConfig, CheckpointError> {
@@ -47,13 +44,6 @@ pub(super) fn read_gemma(f: &Fields<'_>, traits: Traits, pattern: usize) -> Resu
     config.query_scale = scalar.ok_or_else(|| f.missing("query_pre_attn_scalar"))?.powf(-0.5);
     config.qkv_bias = f.flag("attention_bias", false)?;
     config.output_bias = config.qkv_bias;
-    let layers = config.num_hidden_layers;
-    let slides = layer_types(f, layers)?;
-    let slides = slides.unwrap_or_else(|| (0..layers).map(|layer| !(layer + 1).is_multiple_of(pattern)).collect());
-    let window = f.integer("sliding_window", 1, usize::MAX)?;
-    if window.is_none() && slides.contains(&true) {
-        return Err(f.refuse("sliding_window", "is missing, and some layers have a window"));
-    }
-    config.windows = slides.into_iter().map(|slides| window.filter(|_| slides)).collect();
+    config.read_layer_windows(f, Some(WINDOW), |layer| !(layer + 1).is_multiple_of(pattern))?;
     Ok(config)
 }

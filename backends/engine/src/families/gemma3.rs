@@ -10,10 +10,10 @@ use penstock_kernels::Activation;
 use serde_json::{Map, Value, json};
 
 use super::Architecture;
-use super::gemma2::{BIDIRECTIONAL, read_gemma};
+use super::gemma2::read_gemma;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ModelConfig, PLAIN, QkNorm, Quantization, Rotation, Traits};
+use crate::model_config::{BIDIRECTIONAL, ModelConfig, PLAIN, QkNorm, Quantization, Rotation, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Gemma3ForCausalLM", read, names: &[] };
 
@@ -36,7 +36,7 @@ static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
     let all = json!({
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-        "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
     });
     serde_json::from_value(all).expect("an object")
 });
@@ -63,6 +63,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
 fn read_text_part(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let Some(text) = f.object("text_config")? else { return Err(f.missing("text_config")) };
     let mut config = read(&text)?;
+    config.read_sides(&text)?;
     // The config of the whole model says how its weights are stored.
     config.quantization = config.quantization.or(Quantization::read(f)?);
     config.eos_token_id.extend(f.token_ids("eos_token_id")?);

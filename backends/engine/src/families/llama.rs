@@ -11,6 +11,10 @@ use crate::model_config::fields::Fields;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "LlamaForCausalLM", read, names: &[] };
 
+/// The decoder alone, as embedding models are saved.
+pub(super) const MODEL: Architecture =
+    Architecture { name: "LlamaModel", read: |f| Ok(read(f)?.without_head()), names: &[] };
+
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read(f)?;
     config.mlp_bias = f.flag("mlp_bias", false)?;

@@ -10,6 +10,10 @@ use crate::model_config::{ModelConfig, layer_types};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MistralForCausalLM", read, names: &[] };
 
+/// The decoder alone, as embedding models are saved.
+pub(super) const MODEL: Architecture =
+    Architecture { name: "MistralModel", read: |f| Ok(read(f)?.without_head()), names: &[] };
+
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read(f)?;
     let window = match f.integer("sliding_window", 1, usize::MAX)? {

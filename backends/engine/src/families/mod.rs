@@ -62,7 +62,9 @@ const ARCHITECTURES: &[Architecture] = &[
     gemma3::TEXT_PART,
     gpt_oss::ARCHITECTURE,
     llama::ARCHITECTURE,
+    llama::MODEL,
     mistral::ARCHITECTURE,
+    mistral::MODEL,
     mixtral::ARCHITECTURE,
     modernbert::MODEL,
     modernbert::RERANKER,
@@ -73,7 +75,9 @@ const ARCHITECTURES: &[Architecture] = &[
     olmo2::ARCHITECTURE,
     phi3::ARCHITECTURE,
     qwen2::ARCHITECTURE,
+    qwen2::MODEL,
     qwen3::ARCHITECTURE,
+    qwen3::MODEL,
     qwen3_moe::ARCHITECTURE,
     roberta::MODEL,
     roberta::RERANKER,
@@ -81,6 +85,8 @@ const ARCHITECTURES: &[Architecture] = &[
     roberta::XLM_MODEL,
     roberta::XLM_RERANKER,
     roberta::XLM_MASKED,
+    roberta::CAMEMBERT_MODEL,
+    roberta::CAMEMBERT_MASKED,
     smollm3::ARCHITECTURE,
 ];
 

@@ -10,6 +10,10 @@ use crate::model_config::fields::Fields;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen2ForCausalLM", read, names: &[] };
 
+/// The decoder alone, as embedding models are saved.
+pub(super) const MODEL: Architecture =
+    Architecture { name: "Qwen2Model", read: |f| Ok(read(f)?.without_head()), names: &[] };
+
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read(f)?;
     config.qkv_bias = true;

@@ -10,6 +10,10 @@ use crate::model_config::{ModelConfig, QkNorm};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen3ForCausalLM", read, names: &[] };
 
+/// The decoder alone, as embedding models are saved.
+pub(super) const MODEL: Architecture =
+    Architecture { name: "Qwen3Model", read: |f| Ok(read(f)?.without_head()), names: &[] };
+
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read(f)?;
     if f.value("head_dim").is_none() {

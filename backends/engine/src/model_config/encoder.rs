@@ -105,6 +105,7 @@ impl ModelConfig {
         head: Option<HeadConfig>,
     ) -> Result<Self, CheckpointError> {
         refuse_unsupported(f)?;
+        only_absolute(f)?;
         if head.is_some() {
             one_label(f)?;
         }
@@ -248,6 +249,11 @@ fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
             return Err(f.refuse(name, "is true; models of this architecture are served only as encoders"));
         }
     }
+    Ok(())
+}
+
+/// Refuses positions that are no table. Encoders with rotations have the field, too, and never read it: mmBERT's says "sans_pos".
+fn only_absolute(f: &Fields<'_>) -> Result<(), CheckpointError> {
     match f.text("position_embedding_type")? {
         Some(other) if other != "absolute" => {
             let reason = format!("\"{}\" is not supported, only \"absolute\" is", Shown(other));

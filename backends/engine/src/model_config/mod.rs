@@ -5,15 +5,19 @@ mod encoder;
 pub(crate) mod error;
 pub(crate) mod fields;
 mod quantization;
+mod sides;
+mod windows;
 mod work;
 
 pub use chain::{ChainStep, DenseConfig};
 pub use encoder::{EncoderConfig, EncoderNames, HeadConfig};
 use error::CheckpointError;
-use fields::{Fields, shown};
+use fields::Fields;
 use penstock_kernels::{Activation, ExpertGroups, Feature, Scoring};
 pub(crate) use quantization::GROUP_STEP;
 pub use quantization::{Quantization, Scales};
+pub(crate) use sides::BIDIRECTIONAL;
+pub(crate) use windows::layer_types;
 pub use work::Work;
 
 /// Bounds on sizes, well above the largest dense checkpoints (vocabulary 262 K, hidden 16 K, 126 layers), so that no
@@ -494,6 +498,11 @@ impl ModelConfig {
         }
     }
 
+    /// The decoder alone, without the model around it that has a head.
+    pub(crate) fn without_head(self) -> Self {
+        Self { tie_word_embeddings: false, headless: true, ..self }
+    }
+
     /// Dense layers behind the pooling.
     pub fn dense_layers(&self) -> impl Iterator<Item = &DenseConfig> {
         self.chain.iter().filter_map(|step| match step {
@@ -559,23 +568,6 @@ impl ModelConfig {
         let is_dense = (0..self.num_hidden_layers).any(|layer| !self.is_sparse(layer));
         if is_dense { self.intermediate_size } else { 0 }
     }
-
-    /// Reads Qwen's windows: off unless `use_sliding_window`; then by `layer_types`, or for layers from
-    /// `max_window_layers` on.
-    pub(crate) fn read_qwen_windows(&mut self, f: &Fields<'_>) -> Result<(), CheckpointError> {
-        let window = f.integer("sliding_window", 1, POSITIONS_MAX)?;
-        let window = if f.flag("use_sliding_window", false)? { window } else { None };
-        let first = f.integer("max_window_layers", 0, usize::MAX)?.unwrap_or(28);
-        self.windows = match layer_types(f, self.num_hidden_layers)? {
-            None => (0..self.num_hidden_layers).map(|layer| window.filter(|_| layer >= first)).collect(),
-            Some(sliding) if window.is_none() && sliding.contains(&true) => {
-                let reason = "has sliding_attention, but use_sliding_window or sliding_window is not set";
-                return Err(f.refuse("layer_types", reason));
-            }
-            Some(sliding) => sliding.into_iter().map(|slides| window.filter(|_| slides)).collect(),
-        };
-        Ok(())
-    }
 }
 
 /// Numbers of experts, and of those that a token chooses: the fields that transformers reads under both names.
@@ -618,23 +610,6 @@ fn head_dim(f: &Fields<'_>, hidden: usize, heads: usize) -> Result<usize, Checkp
         return Err(f.refuse("head_dim", format!("is {head_dim}, needs an even number up to {HEAD_DIM_MAX}")));
     }
     Ok(head_dim)
-}
-
-/// Reads `layer_types`; true marks a layer with a sliding window.
-pub(crate) fn layer_types(f: &Fields<'_>, layers: usize) -> Result<Option<Vec<bool>>, CheckpointError> {
-    let list = f.list("layer_types")?;
-    if f.value("layer_types").is_none() {
-        return Ok(None);
-    }
-    if list.len() != layers {
-        return Err(f.refuse("layer_types", format!("has {} entries for {layers} layers", list.len())));
-    }
-    let slides = |value: &serde_json::Value| match value.as_str() {
-        Some("full_attention") => Ok(false),
-        Some("sliding_attention") => Ok(true),
-        _ => Err(f.refuse("layer_types", format!("{} is not supported", shown(value)))),
-    };
-    list.iter().map(slides).collect::<Result<Vec<_>, _>>().map(Some)
 }
 
 /// Values of each head that are rotated: `partial_rotary_factor` of them, which stands in the rope object or beside it.
@@ -828,6 +803,8 @@ impl RopeScaling {
             (Some(mscale), Some(all)) => scale(mscale) / scale(all),
             _ => scale(1.0),
         };
+        // A factor on what is inferred, as those who publish it mean it (DeepSeek-R1-0528-Qwen3-8B) and vLLM has it; transformers passes over it.
+        let inferred = inferred * f.number("attn_factor", 0.0, 1e3)?.unwrap_or(1.0);
         Ok(Self::Yarn {
             factor,
             beta_fast: or(beta_fast, 32.0),

@@ -45,7 +45,7 @@ fn cases() -> Vec<Case> {
     paths.sort();
     let read = |path| serde_json::from_slice(&std::fs::read(path).expect("a golden")).expect("a golden");
     let cases: Vec<Case> = paths.iter().map(read).collect();
-    assert_eq!(cases.len(), 8);
+    assert_eq!(cases.len(), 10);
     cases
 }
 

@@ -10,6 +10,7 @@ mod common;
 mod damaged;
 mod demo;
 mod encoders;
+mod families;
 mod gguf;
 mod goldens;
 mod guided;
