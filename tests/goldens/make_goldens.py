@@ -10,6 +10,7 @@ the same values, which is the yardstick for our bfloat16 paths.
 """
 
 import argparse
+import copy
 import json
 import os
 import tempfile
@@ -176,6 +177,39 @@ def phi3(**kw):
 
 def olmo2(**kw):
     return base("Olmo2ForCausalLM", "olmo2", **{"pad_token_id": 0, "eos_token_id": 1, **kw})
+
+
+def olmo3(**kw):
+    own = dict(num_hidden_layers=4, sliding_window=24, pad_token_id=0, eos_token_id=1)
+    return base("Olmo3ForCausalLM", "olmo3", **{**own, **kw})
+
+
+def olmoe(**kw):
+    own = dict(num_experts=8, num_experts_per_tok=2, intermediate_size=47, pad_token_id=0, eos_token_id=1)
+    return base("OlmoeForCausalLM", "olmoe", **{**own, **kw})
+
+
+def gemma(**kw):
+    own = dict(hidden_act="gelu_pytorch_tanh", head_dim=24)
+    return base("GemmaForCausalLM", "gemma", **{**own, **kw})
+
+
+def ministral(**kw):
+    return base("MinistralForCausalLM", "ministral", **{"head_dim": 24, **kw})
+
+
+def seed_oss(**kw):
+    own = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return base("SeedOssForCausalLM", "seed_oss", **{**own, **kw})
+
+
+def exaone4(**kw):
+    return base("Exaone4ForCausalLM", "exaone4", **{"head_dim": 20, **kw})
+
+
+def ernie(**kw):
+    own = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return base("Ernie4_5ForCausalLM", "ernie4_5", **{**own, **kw})
 
 
 def smollm3(**kw):
@@ -558,6 +592,83 @@ CASES = {
         120,
         {},
     ),
+    "olmo3-yarn": (
+        olmo3(
+            max_position_embeddings=256,
+            rope_theta=50000.0,
+            rope_scaling=dict(
+                rope_type="yarn",
+                factor=4.0,
+                original_max_position_embeddings=64,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                attention_factor=1.2,
+            ),
+        ),
+        "bf16",
+        1,
+        150,
+        {},
+    ),
+    "olmo3-listed": (
+        olmo3(
+            num_hidden_layers=3,
+            head_dim=20,
+            attention_bias=True,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ),
+        "f32",
+        2,
+        140,
+        {},
+    ),
+    "olmoe-plain": (olmoe(num_key_value_heads=6), "bf16", 1, 120, {}),
+    "olmoe-normed": (
+        olmoe(num_experts=5, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True),
+        "f32",
+        2,
+        130,
+        {},
+    ),
+    "gemma-plain": (gemma(), "bf16", 1, 130, {}),
+    "gemma-bias": (
+        gemma(attention_bias=True, head_dim=40, num_attention_heads=4, num_key_value_heads=1, rope_theta=20000.0),
+        "f32",
+        2,
+        120,
+        {},
+    ),
+    "ministral-listed": (
+        ministral(sliding_window=24, layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding")]),
+        "f16",
+        2,
+        150,
+        {},
+    ),
+    "seedoss-plain": (seed_oss(), "bf16", 1, 120, {}),
+    "seedoss-bias": (
+        seed_oss(head_dim=20, attention_bias=False, attention_out_bias=True, mlp_bias=True),
+        "f32",
+        2,
+        120,
+        {},
+    ),
+    "exaone4-plain": (
+        exaone4(sliding_window=None, layer_types=["full_attention"] * 3, rope_theta=500000.0, rope_scaling=LLAMA3),
+        "bf16",
+        1,
+        130,
+        {},
+    ),
+    "exaone4-windows": (
+        exaone4(num_hidden_layers=4, sliding_window=24, sliding_window_pattern=3, num_key_value_heads=6),
+        "f16",
+        1,
+        150,
+        {},
+    ),
+    "ernie-plain": (ernie(head_dim=20, tie_word_embeddings=False), "bf16", 1, 130, {}),
+    "ernie-bias": (ernie(rope_theta=..., rms_norm_eps=..., use_bias=True), "f32", 2, 120, {}),
     "smollm3-plain": (smollm3(num_hidden_layers=5), "bf16", 1, 130, {}),
     "smollm3-windows": (
         smollm3(
@@ -725,7 +836,24 @@ def build(config, dtype, seed, stored):
     if hasattr(table, "embed_scale"):
         # The scale of a run in the stored type, which is what the model was trained with.
         table.embed_scale.copy_(torch.tensor(table.scalar_embed_scale).to(DTYPE[stored]))
+    if loaded.model_type == "olmo3" and hasattr(model.model, "rotary_emb"):
+        unscale_windows(model.model)
     return model, tensors
+
+
+def unscale_windows(decoder):
+    """Gives OLMo 3's layers with a window the rotations without scaling, as its paper and transformers 4 have it; transformers 5.5 scales those of all
+    layers."""
+    config = copy.deepcopy(decoder.config)
+    config.rope_parameters = dict(rope_type="default", rope_theta=config.rope_parameters["rope_theta"])
+    plain = type(decoder.rotary_emb)(config)
+
+    def rotate(_, args, kwargs):
+        return args, {**kwargs, "position_embeddings": plain(args[0], kwargs["position_ids"])}
+
+    for layer, kind in zip(decoder.layers, config.layer_types, strict=True):
+        if kind == "sliding_attention":
+            layer.register_forward_pre_hook(rotate, with_kwargs=True)
 
 
 def adapted(model, dtype, seed, lora, stored):

@@ -392,6 +392,10 @@ fn targets(
         let Some((projection, (module, layer, part, side))) = projection.zip(own) else {
             return Err(stray(file, &entry.name, config));
         };
+        if config.paired && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part) {
+            let reason = "adapters of queries and keys are not supported in this architecture, which has the values of rotations side by side";
+            return Err(refused(reason.to_owned()));
+        }
         let dtype =
             entry.dtype.clone().map_err(|other| refused(format!("has type {other}, needs F32, BF16 or F16")))?;
         let empty = || Pair { projection, module: module.to_owned(), sides: [None, None] };

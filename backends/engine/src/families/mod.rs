@@ -6,20 +6,27 @@
 mod bert;
 mod deepseek;
 pub(crate) mod encoder;
+mod ernie4_5;
+mod exaone4;
+mod gemma;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
 mod llama;
+mod ministral;
 mod mistral;
 mod mixtral;
 mod modernbert;
 mod mpnet;
 mod olmo2;
+mod olmo3;
+mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
 mod roberta;
+mod seed_oss;
 mod smollm3;
 
 use crate::model_config::error::CheckpointError;
@@ -56,6 +63,9 @@ const ARCHITECTURES: &[Architecture] = &[
     bert::MASKED,
     deepseek::V2,
     deepseek::V3,
+    ernie4_5::ARCHITECTURE,
+    exaone4::ARCHITECTURE,
+    gemma::ARCHITECTURE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
     gemma3::MODEL,
@@ -63,6 +73,7 @@ const ARCHITECTURES: &[Architecture] = &[
     gpt_oss::ARCHITECTURE,
     llama::ARCHITECTURE,
     llama::MODEL,
+    ministral::ARCHITECTURE,
     mistral::ARCHITECTURE,
     mistral::MODEL,
     mixtral::ARCHITECTURE,
@@ -73,6 +84,8 @@ const ARCHITECTURES: &[Architecture] = &[
     mpnet::RERANKER,
     mpnet::MASKED,
     olmo2::ARCHITECTURE,
+    olmo3::ARCHITECTURE,
+    olmoe::ARCHITECTURE,
     phi3::ARCHITECTURE,
     qwen2::ARCHITECTURE,
     qwen2::MODEL,
@@ -87,6 +100,7 @@ const ARCHITECTURES: &[Architecture] = &[
     roberta::XLM_MASKED,
     roberta::CAMEMBERT_MODEL,
     roberta::CAMEMBERT_MASKED,
+    seed_oss::ARCHITECTURE,
     smollm3::ARCHITECTURE,
 ];
 

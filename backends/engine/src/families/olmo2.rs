@@ -6,18 +6,13 @@
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ModelConfig, NormPlaces, QkNorm};
+use crate::model_config::{ModelConfig, NormPlaces, PLAIN, QkNorm, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Olmo2ForCausalLM", read, names: &[] };
 
-/// Epsilon of the norms where the config has none, as in transformers' Olmo2Config.
-const EPS: f32 = 1e-5;
-
-fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let mut config = ModelConfig::read(f)?;
-    if f.value("rms_norm_eps").is_none() {
-        config.rms_norm_eps = EPS;
-    }
+/// Reads OLMo 2, and what OLMo 3 shares with it.
+pub(super) fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let mut config = ModelConfig::read_dense(f, Traits { eps: 1e-5, ..PLAIN })?;
     config.norms = NormPlaces::After;
     config.qk_norm = QkNorm::Together;
     config.qkv_bias = f.flag("attention_bias", false)?;

@@ -212,6 +212,7 @@ impl ModelConfig {
             local_rope: None,
             rotations: vec![Rotation::None; num_hidden_layers],
             rotary_dim: head_dim,
+            paired: false,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,

@@ -78,6 +78,8 @@ pub struct ModelConfig {
     pub rotations: Vec<Rotation>,
     /// Values of each head that are rotated, the first ones; even.
     pub rotary_dim: usize,
+    /// True if a folder has the two values of each rotation side by side in queries and keys (ERNIE 4.5).
+    pub paired: bool,
     /// Bias on the query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on the output projection of attention.
@@ -369,6 +371,8 @@ pub struct Part {
 pub(crate) struct Traits {
     /// Base of the rotary frequencies where the config has none.
     pub(crate) theta: f64,
+    /// Epsilon of the RMS norms where the config has none.
+    pub(crate) eps: f64,
     /// Base of the frequencies of layers with a window, for families whose layers differ in their rotations.
     pub(crate) local_theta: Option<f64>,
     /// Activation of the MLP, the only one that is accepted.
@@ -386,6 +390,7 @@ pub(crate) struct Traits {
 /// A plain decoder: SiLU, one full rotation, no soft caps.
 pub(crate) const PLAIN: Traits = Traits {
     theta: THETA,
+    eps: 1e-6,
     local_theta: None,
     activation: Activation::Silu,
     soft_caps: false,
@@ -446,7 +451,7 @@ impl ModelConfig {
             num_attention_heads,
             num_key_value_heads,
             head_dim,
-            rms_norm_eps: f.number("rms_norm_eps", 0.0, 1.0)?.unwrap_or(1e-6) as f32,
+            rms_norm_eps: f.number("rms_norm_eps", 0.0, 1.0)?.unwrap_or(traits.eps) as f32,
             max_position_embeddings,
             tie_word_embeddings: f.flag("tie_word_embeddings", false)?,
             headless: false,
@@ -454,6 +459,7 @@ impl ModelConfig {
             local_rope,
             rotations: vec![Rotation::Model; num_hidden_layers],
             rotary_dim,
+            paired: false,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,

@@ -253,6 +253,23 @@ impl Loader<'_> {
         Ok(LatentWeights { queries_a, queries, keys, keys_norm, of_keys, of_values })
     }
 
+    /// Queries, keys and values in one, of which the first two may be stored with the values of rotations side by side.
+    fn projections(&mut self, c: &ModelConfig, matrices: &[String; 3]) -> Result<Weight, Refused> {
+        if !c.paired {
+            return self.linear(matrices, self.held, c.qkv_bias);
+        }
+        let biases = matrices.iter().filter(|_| c.qkv_bias).map(|name| bias_of(name));
+        let names: Vec<String> = matrices.iter().cloned().chain(biases).collect();
+        self.load(&names, self.held, |mut parts| {
+            let order = RowOrder::Pairs { head_dim: c.head_dim, plain: 0 };
+            for rotated in parts.chunks_mut(matrices.len()).flat_map(|kind| &mut kind[..2]) {
+                rotated.order = order;
+            }
+            let biases = parts.split_off(matrices.len());
+            WeightSpec::Linear { parts, biases }
+        })
+    }
+
     /// Matrix, with its bias if that is named too, whose rows are stored in `order`.
     fn ordered(&mut self, names: &[String], order: RowOrder) -> Result<Weight, Refused> {
         self.load(names, self.held, |mut parts| {
@@ -270,7 +287,7 @@ impl Loader<'_> {
         let (mlp_input_norm, mlp_norm) = (norm(before_mlp)?, norm(behind_mlp)?);
         let projections = ["q", "k", "v"].map(|part| named(&format!("self_attn.{part}_proj.weight")));
         let queries = match &c.latent {
-            None => Queries::Joint(self.linear(&projections, self.held, c.qkv_bias)?),
+            None => Queries::Joint(self.projections(c, &projections)?),
             Some(latent) => Queries::Latent(self.latents(c, latent, layer)?),
         };
         let sinks = if c.sinks { Some(self.vector(named(SINKS), 0.0)?) } else { None };

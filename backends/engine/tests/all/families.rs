@@ -3,10 +3,11 @@
 use crate::common;
 
 use common::reference;
-use common::weights::{Golden, Tensor, write_safetensors};
+use common::weights::{Golden, Tensor, adapter_files, tensor, write_safetensors};
 use penstock_engine::Forward;
-use penstock_engine::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
-use penstock_kernels::{Feature, Span, StepBatch};
+use penstock_engine::adapter::Adapter;
+use penstock_engine::checkpoint::{Checkpoint, ModelConfig, NormPlaces, QkNorm, RopeScaling, Rotation};
+use penstock_kernels::{Activation, Feature, Span, StepBatch};
 use serde_json::{Value, json};
 
 /// Opens the checkpoint of `case` with some fields changed; a null leaves the field out.
@@ -37,10 +38,131 @@ fn refused(case: &str, fields: Value, reason: &str) {
 }
 
 #[test]
+fn olmo_3_scales_the_rotations_of_layers_without_a_window_alone() {
+    let yarn = config("olmo3-yarn");
+    assert_eq!(yarn.windows, [Some(24), Some(24), Some(24), None]);
+    assert_eq!(yarn.rotations, [Rotation::Local, Rotation::Local, Rotation::Local, Rotation::Model]);
+    let local = yarn.local_rope.expect("rotations of layers with a window");
+    assert_eq!((local.rope_theta, local.scaling), (50_000.0, RopeScaling::Default));
+    assert!(matches!(yarn.rope.scaling, RopeScaling::Yarn { factor: 4.0, .. }));
+    let listed = config("olmo3-listed");
+    assert_eq!(listed.windows, [None, Some(24), Some(24)]);
+    assert_eq!((listed.local_rope, listed.rotations), (None, vec![Rotation::Model; 3]), "one table serves all");
+    assert_eq!((listed.norms, listed.qk_norm), (NormPlaces::After, QkNorm::Together));
+    let short = changed("olmo3-yarn", &json!({"sliding_window": null, "rms_norm_eps": null})).expect("it opens");
+    assert_eq!((short.windows[0], short.rms_norm_eps), (Some(4096), 1e-5));
+    refused("olmo3-listed", json!({"sliding_window": 0}), "sliding_window: is 0, needs");
+    refused("olmo3-listed", json!({"layer_types": ["full_attention"]}), "layer_types: has 1 entries for 3 layers");
+    let nested = json!({"sliding_attention": {"rope_type": "default"}, "full_attention": {"rope_type": "default"}});
+    refused("olmo3-listed", json!({"rope_parameters": nested}), "differ between layers");
+}
+
+#[test]
+fn a_null_window_is_none() {
+    let mut golden = Golden::named("olmo3-yarn");
+    golden.config["sliding_window"] = Value::Null;
+    let error = Checkpoint::from_buffers(golden.files()).expect_err("no window").to_string();
+    assert!(error.contains("sliding_window: is missing, and some layers have a window"), "{error}");
+    let mut golden = Golden::named("ministral-listed");
+    golden.config["sliding_window"] = Value::Null;
+    golden.config.as_object_mut().expect("an object").remove("layer_types");
+    assert_eq!(golden.checkpoint().config().windows, [None; 3]);
+}
+
+#[test]
+fn gemma_has_the_approximate_gelu_whatever_its_first_configs_said() {
+    let plain = config("gemma-plain");
+    assert_eq!((plain.norms, plain.norm_offset, plain.hidden_act), (NormPlaces::Before, 1.0, Activation::GeluTanh));
+    assert_eq!(plain.embedding_scale, Some(96f64.sqrt()));
+    assert_eq!(changed("gemma-plain", &json!({"hidden_act": "gelu"})), Ok(plain.clone()));
+    assert_eq!(changed("gemma-plain", &json!({"hidden_act": null})), Ok(plain.clone()));
+    let both = json!({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"});
+    assert_eq!(changed("gemma-plain", &both), Ok(plain));
+    refused("gemma-plain", json!({"hidden_act": "silu"}), "hidden_act: \"silu\" is not supported");
+    refused("gemma-plain", json!({"hidden_activation": "gelu"}), "only \"gelu_pytorch_tanh\" is");
+    refused("gemma-plain", json!({"final_logit_softcapping": 30.0}), "soft-capping is not supported");
+    refused("gemma-plain", json!({"use_bidirectional_attention": true}), "use_bidirectional_attention: is true");
+}
+
+#[test]
+fn layers_of_ministral_and_exaone_4() {
+    assert_eq!(config("ministral-listed").windows, [Some(24), None, Some(24)]);
+    let bare = json!({"sliding_window": null, "layer_types": null});
+    assert_eq!(changed("ministral-listed", &bare).expect("it opens").windows, [Some(4096); 3]);
+
+    let plain = config("exaone4-plain");
+    assert_eq!((plain.norms, plain.qk_norm), (NormPlaces::After, QkNorm::Each));
+    assert_eq!((plain.windows, plain.rotations), (vec![None; 3], vec![Rotation::Model; 3]));
+    let windows = config("exaone4-windows");
+    assert_eq!(windows.windows, [Some(24), Some(24), None, Some(24)]);
+    assert_eq!(windows.rotations, [Rotation::Model, Rotation::Model, Rotation::None, Rotation::Model]);
+    let fourth = changed("exaone4-windows", &json!({"sliding_window_pattern": null})).expect("it opens");
+    assert_eq!(fourth.windows, [Some(24), Some(24), Some(24), None]);
+    // Letters are read by no one: a list beside them counts.
+    let letters = json!({"sliding_window_pattern": "LLLG"});
+    refused("exaone4-windows", letters.clone(), "sliding_window_pattern: is \"LLLG\", needs an integer");
+    let full = "full_attention";
+    let listed = json!({"sliding_window_pattern": "LLLG", "layer_types": [full, full, "sliding_attention", full]});
+    assert_eq!(changed("exaone4-windows", &listed).expect("it opens").windows, [None, None, Some(24), None]);
+    refused("exaone4-windows", json!({"sliding_window_pattern": 0}), "needs an integer from 1");
+    let none = json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]});
+    refused("exaone4-plain", none, "sliding_window: is missing");
+}
+
+#[test]
+fn biases_of_seed_oss_have_a_field_each() {
+    let biases = |c: &ModelConfig| [c.qkv_bias, c.output_bias, c.mlp_bias];
+    let plain = config("seedoss-plain");
+    assert_eq!((biases(&plain), plain.head_dim), ([true, false, false], 128));
+    assert_eq!(biases(&config("seedoss-bias")), [false, true, true]);
+    refused("seedoss-plain", json!({"attention_out_bias": true}), "self_attn.o_proj.bias: is missing");
+    refused("seedoss-plain", json!({"mlp_bias": true}), "mlp.gate_proj.bias: is missing");
+    refused("seedoss-bias", json!({"attention_bias": null}), "self_attn.q_proj.bias: is missing");
+    refused("seedoss-plain", json!({"attention_out_bias": 1}), "needs true or false");
+}
+
+#[test]
+fn ernies_rotations_lie_side_by_side() {
+    let bias = config("ernie-bias");
+    assert!(bias.paired && bias.qkv_bias && bias.output_bias && bias.mlp_bias && bias.tie_word_embeddings);
+    assert_eq!((bias.head_dim, bias.rope.rope_theta, bias.rms_norm_eps), (128, 500_000.0, 1e-5));
+    let plain = config("ernie-plain");
+    assert!(plain.paired && !plain.qkv_bias && !plain.tie_word_embeddings);
+    refused("ernie-plain", json!({"use_bias": true}), "self_attn.q_proj.bias: is missing");
+    // Adapters have the order of the checkpoint's rows, too.
+    let adapter = |module: &str, outputs: usize| {
+        let of = |side: &str, shape: [usize; 2]| {
+            tensor(1, "f32", &format!("base_model.model.model.layers.0.self_attn.{module}.lora_{side}.weight"), &shape)
+        };
+        let config = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 2});
+        let files = adapter_files(&config, &[of("A", [2, 96]), of("B", [outputs, 2])]);
+        Adapter::from_buffers(files, &plain).map_err(|error| error.to_string())
+    };
+    for (module, outputs) in [("q_proj", 120), ("k_proj", 40)] {
+        let error = adapter(module, outputs).expect_err("other rows");
+        assert!(error.contains(module) && error.contains("adapters of queries and keys are not supported"), "{error}");
+    }
+    assert!(adapter("v_proj", 40).is_ok());
+}
+
+#[test]
+fn experts_of_olmoe() {
+    let plain = config("olmoe-plain");
+    assert_eq!((plain.norms, plain.qk_norm), (NormPlaces::Before, QkNorm::Together));
+    let experts = plain.experts.expect("experts");
+    assert_eq!((experts.num_experts, experts.num_experts_per_tok, experts.moe_intermediate_size), (8, 2, 47));
+    assert!(!experts.norm_topk_prob && config("olmoe-normed").experts.expect("experts").norm_topk_prob);
+    refused("olmoe-plain", json!({"clip_qkv": 8.0}), "clip_qkv: is set");
+    refused("olmoe-plain", json!({"sliding_window": 24}), "sliding_window: is set");
+    refused("olmoe-plain", json!({"num_experts": 9}), "mlp.gate.weight: shape [8, 96], config.json needs [9, 96]");
+    refused("olmoe-plain", json!({"head_dim": 20}), "self_attn.q_proj.weight: shape [96, 96]");
+}
+
+#[test]
 fn tokens_of_any_decoder_may_see_later_ones() {
     let both = json!({"is_causal": false});
     for case in
-        ["llama-plain", "mistral-window", "qwen2-tied", "qwen3-mixed-windows", "gemma2-plain"]
+        ["llama-plain", "mistral-window", "qwen2-tied", "qwen3-mixed-windows", "gemma2-plain", "exaone4-windows"]
     {
         let (plain, seeing) = (config(case), changed(case, &both).expect("it opens"));
         assert!(plain.causal && !seeing.causal && seeing.is_whole() && seeing.headless, "{case}");

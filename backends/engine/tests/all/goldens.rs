@@ -62,7 +62,7 @@ fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distan
 #[test]
 fn f32_agrees_with_transformers() {
     let goldens = Golden::all();
-    assert_eq!(goldens.len(), 55);
+    assert_eq!(goldens.len(), 68);
     for golden in goldens {
         let Distance { mean, max, wrong, alike } = distance(&golden, &reference);
         assert!(alike == 1.0, "{}: other experts in f32", golden.case);

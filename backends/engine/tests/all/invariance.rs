@@ -11,7 +11,7 @@ use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::PAGE_TOKENS;
 use penstock_kernels::cpu::CpuDevice;
 
-const CASES: [&str; 24] = [
+const CASES: [&str; 27] = [
     "llama-long",
     "mistral-long-window",
     "qwen3-mixed-windows",
@@ -30,6 +30,9 @@ const CASES: [&str; 24] = [
     "phi3-long",
     "olmo2-plain",
     "smollm3-windows",
+    "olmo3-yarn",
+    "exaone4-windows",
+    "ernie-bias",
     "qwen3moe-gptq4",
     "mistral-awq4",
     "deepseek3-fp8-blocks",
