@@ -107,7 +107,7 @@ impl Plain {
 
     /// Schemas that will be copied, each with the number of its copy.
     pub(crate) fn originals<'a>(&self, root: &'a Value) -> impl Iterator<Item = (usize, &'a Value)> {
-        let find = |path: &Vec<String>| path.iter().try_fold(root, |value, part| step(value, part));
+        let find = move |path: &Vec<String>| path.iter().try_fold(root, |value, part| step(value, part));
         self.copied.iter().filter_map(move |(path, number)| Some((*number, find(path)?)))
     }
 

@@ -160,7 +160,7 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
     for pointer in &elsewhere {
         resolve_mut(&mut schema, pointer).into_iter().for_each(narrow::values);
     }
-    let schema = if escapes { plain_references(kind, schema, &elsewhere)? } else { schema };
+    let schema = if escapes { plain_references(kind, &schema, &elsewhere)? } else { schema };
     let schema = match schema {
         Value::Object(map) => with_options(map, is_open),
         // A boolean cannot carry the options.
@@ -173,13 +173,13 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
 
 /// Writes references without escapes, as the library takes them. `elsewhere`: places of schemas outside of the keywords
 /// that hold schemas.
-fn plain_references(kind: Kind, schema: Value, elsewhere: &[String]) -> Result<Value, GrammarError> {
-    let (mut plain, mut written) = (Plain::new(&schema), schema.clone());
-    narrow::each(&mut written, &mut |map| plain.write(&schema, map));
+fn plain_references(kind: Kind, schema: &Value, elsewhere: &[String]) -> Result<Value, GrammarError> {
+    let (mut plain, mut written) = (Plain::new(schema), schema.clone());
+    narrow::each(&mut written, &mut |map| plain.write(schema, map));
     for pointer in elsewhere {
         resolve_mut(&mut written, pointer)
             .into_iter()
-            .for_each(|found| narrow::each(found, &mut |map| plain.write(&schema, map)));
+            .for_each(|found| narrow::each(found, &mut |map| plain.write(schema, map)));
     }
     let size = plain.originals(&written).map(|(_, schema)| count(schema)).fold(0, u64::saturating_add);
     if size > COPIED_MAX {

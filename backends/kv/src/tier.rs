@@ -382,9 +382,9 @@ mod tests {
         let mut pool = TierPool::new(Tier::Host, 1000);
         for chain in 0..10_u128 {
             // The tail of a chain leaves the tier above before its head.
-            (1..=100)
-                .rev()
-                .for_each(|n| drop(put_as(&mut pool, (n > 1).then_some(chain * 1000 + n - 1), chain * 1000 + n)));
+            for n in (1..=100).rev() {
+                put_as(&mut pool, (n > 1).then_some(chain * 1000 + n - 1), chain * 1000 + n);
+            }
         }
         let told = pool.snapshot();
         assert_eq!((told.len(), told[0].cleared), (11, true), "one event for each chain");

@@ -561,7 +561,8 @@ mod tests {
             teams: vec!["t".into()],
             ..User::default()
         };
-        let identity = Identity { issuers: vec![Issuer::new(&config)], ..Identity::default() };
+        let mut identity = Identity::default();
+        identity.issuers.push(Issuer::new(&config));
         let change = |owner: OwnerRecord, version: u64| {
             let changes = Changes { keys: Vec::new(), owners: vec![owner], version, more: false };
             guard.directory.store(Arc::new(guard.directory.load().with(changes)));
