@@ -1,4 +1,7 @@
 //! Scanner of one call written as a JSON object: `{"name": "f", "arguments": {…}}`, keys in any order, others ignored.
+//!
+//! An `id` counts in formats whose templates write it, and where it stands in front of the arguments: a call is announced with its id when its
+//! arguments begin, and to hold them back until an id may follow would end their streaming.
 
 use super::json::{JsonScan, Verdict};
 use crate::piece::Pieces;
@@ -34,6 +37,8 @@ enum At {
 enum Field {
     Name,
     Arguments,
+    /// The call's id.
+    Id,
     /// Inside arguments written as a string with JSON in it.
     ArgumentsText,
     Other,
@@ -48,6 +53,10 @@ pub(crate) struct CallObject {
     /// Key or value being collected, as written.
     written: String,
     name: Option<String>,
+    /// Id of the call; `None`: none so far.
+    id: Option<String>,
+    /// True if the format has ids.
+    with_id: bool,
     /// Arguments that came before the name and wait for it.
     waiting: String,
     announced: bool,
@@ -64,11 +73,18 @@ impl CallObject {
             value: JsonScan::new(),
             written: String::new(),
             name: None,
+            id: None,
+            with_id: false,
             waiting: String::new(),
             announced: false,
             complete: false,
             raw: String::new(),
         }
+    }
+
+    /// Creates a scanner for a format that writes an `id` of each call.
+    pub(crate) fn with_id() -> Self {
+        Self { with_id: true, ..Self::new() }
     }
 
     /// Returns true if the start of the call has been emitted.
@@ -123,6 +139,7 @@ impl CallObject {
             Verdict::End => {
                 self.field = match serde_json::from_str::<String>(&self.written).as_deref() {
                     Ok("name") if self.name.is_none() => Field::Name,
+                    Ok("id") if self.with_id && self.id.is_none() && !self.announced => Field::Id,
                     Ok("arguments" | "parameters") if !self.complete && self.waiting.is_empty() => Field::Arguments,
                     _ => Field::Other,
                 };
@@ -138,6 +155,8 @@ impl CallObject {
         self.written.clear();
         match (self.field, c) {
             (Field::Name, '"') | (Field::Arguments, '{') | (Field::Other, _) => {}
+            (Field::Id, '"') => {}
+            (Field::Id, _) => self.field = Field::Other,
             (Field::Arguments, '"') => self.field = Field::ArgumentsText,
             // `"arguments": null` counts as no arguments.
             (Field::Arguments, 'n') => self.field = Field::Other,
@@ -157,10 +176,13 @@ impl CallObject {
             }
             (_, Field::Arguments) => return self.argument(c, verdict == Verdict::End, out),
             (_, Field::Other) => {}
-            (_, Field::Name | Field::ArgumentsText) => {
+            (_, Field::Name | Field::Id | Field::ArgumentsText) => {
                 self.written.push(c);
-                if self.field == Field::Name && self.written.len() > NAME_BYTES_MAX {
-                    return CallVerdict::Bad;
+                match self.field {
+                    Field::Name if self.written.len() > NAME_BYTES_MAX => return CallVerdict::Bad,
+                    // An id of such a length is none.
+                    Field::Id if self.written.len() > NAME_BYTES_MAX => self.field = Field::Other,
+                    _ => {}
                 }
             }
         }
@@ -181,7 +203,7 @@ impl CallObject {
     fn argument(&mut self, c: char, last: bool, out: &mut Pieces) -> CallVerdict {
         if let Some(name) = self.name.as_deref() {
             if !self.announced {
-                out.call_start(name, None);
+                out.call_start(name, self.id.take());
                 self.announced = true;
                 self.raw.clear();
             }
@@ -211,6 +233,8 @@ impl CallObject {
                 return false;
             }
             self.name = Some(text);
+        } else if self.field == Field::Id {
+            self.id = Some(text).filter(|id| !id.is_empty());
         } else {
             let object = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text);
             if object.is_err() {
@@ -221,7 +245,7 @@ impl CallObject {
         if let Some(name) = self.name.as_deref()
             && !self.waiting.is_empty()
         {
-            out.call_start(name, None);
+            out.call_start(name, self.id.take());
             out.call_arguments(&std::mem::take(&mut self.waiting));
             out.call_end();
             self.announced = true;
@@ -234,7 +258,7 @@ impl CallObject {
     fn close(&mut self, out: &mut Pieces) -> CallVerdict {
         let Some(name) = self.name.as_deref() else { return CallVerdict::Bad };
         if !self.announced {
-            out.call_start(name, None);
+            out.call_start(name, self.id.take());
             out.call_arguments("{}");
             out.call_end();
         }

@@ -1,6 +1,6 @@
 //! Mistral format: `[TOOL_CALLS]` and then either an array of `{"name": …, "arguments": …}` (Mistral v3 to v7) or
 //! `name[ARGS]{…}` / `name{…}` for each call (v11 and later), in v11's templates with `[CALL_ID]` and an id behind the name. Text
-//! stands in front of the calls.
+//! stands in front of the calls. An object may have an `id`, too; templates write it behind the arguments, where it comes too late.
 
 use super::{
     CallableTool, Calls, Format, Make, ToolFormat, ToolParser,
@@ -97,7 +97,7 @@ impl Mistral {
 
     fn item(&mut self, mut written: String, offset: usize, c: char, out: &mut Pieces) {
         if c == '{' {
-            self.object(CallObject::new(), written, offset, c, out);
+            self.object(CallObject::with_id(), written, offset, c, out);
         } else if c.is_whitespace() {
             written.push(c);
             self.at = At::Item(written);
