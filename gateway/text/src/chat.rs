@@ -8,6 +8,7 @@ use penstock_types::{
 };
 
 use crate::{
+    call_ids::{CallIds, MessageIds},
     control::ControlTokens,
     model::TextModel,
     template::{Budget, ChatTemplate, Dict, Json, RenderError, Value},
@@ -67,6 +68,7 @@ impl TextModel {
             marker,
             null_content: template.knows_null_content(),
             text_arguments: false,
+            ids: self.call_ids(),
         };
         let mut marked = context.render(template, &input, now_unix_s)?;
         // A template that fails on data in transformers' form may accept it in the API's form: some templates join
@@ -180,6 +182,17 @@ struct Context<'m> {
     null_content: bool,
     /// True if the template takes the arguments of calls as text.
     text_arguments: bool,
+    /// Form of the ids of calls.
+    ids: CallIds,
+}
+
+/// A message with what belongs to it.
+struct Turn<'t> {
+    message: &'t Message,
+    arguments: &'t [Json],
+    ids: &'t MessageIds<'t>,
+    /// True if the answer goes on with this message.
+    continued: bool,
 }
 
 impl Context<'_> {
@@ -208,9 +221,11 @@ impl Context<'_> {
         let budget = Budget::new();
         let last = request.messages.len().saturating_sub(1);
         let mut messages = Vec::with_capacity(request.messages.len());
-        for (index, (message, arguments)) in request.messages.iter().zip(&input.arguments).enumerate() {
+        let ids = self.ids.of_messages(&request.messages);
+        let all = request.messages.iter().zip(&input.arguments).zip(&ids);
+        for (index, ((message, arguments), ids)) in all.enumerate() {
             let continued = request.continue_final_message && index == last;
-            messages.push(self.message(&budget, message, arguments, continued)?);
+            messages.push(self.message(&budget, Turn { message, arguments, ids, continued })?);
         }
         let tools = match &input.tools[..] {
             [] => Value::None,
@@ -233,13 +248,8 @@ impl Context<'_> {
     }
 
     /// A message in the form of transformers: absent fields are left out.
-    fn message(
-        &self,
-        budget: &Budget,
-        message: &Message,
-        arguments: &[Json],
-        continued: bool,
-    ) -> Result<Value, RenderError> {
+    fn message(&self, budget: &Budget, turn: Turn<'_>) -> Result<Value, RenderError> {
+        let Turn { message, arguments, ids, continued } = turn;
         let own = message.role == Role::Assistant;
         let role = match message.role {
             Role::System => "system",
@@ -264,23 +274,26 @@ impl Context<'_> {
             // Different templates use different names for the reasoning.
             fields.extend(["reasoning_content", "reasoning", "thinking"].map(|name| (name, reasoning.clone())));
         }
-        if let Some(id) = &message.tool_call_id {
+        if let Some(id) = &ids.result {
             fields.push(("tool_call_id", text_value(self.mark(id))));
         }
         if !message.tool_calls.is_empty() {
-            let calls = message.tool_calls.iter().zip(arguments);
-            let calls = calls.map(|(call, arguments)| self.call(budget, call, arguments)).collect::<Result<_, _>>()?;
-            fields.push(("tool_calls", budget.list(calls)?));
+            let calls = message.tool_calls.iter().zip(arguments).zip(&ids.calls);
+            let calls = calls.map(|((call, arguments), id)| {
+                let id = text_value(self.mark(id));
+                let function = self.called(budget, call, arguments)?;
+                dict(budget, vec![("id", id), ("type", text_value("function".into())), ("function", function)])
+            });
+            fields.push(("tool_calls", budget.list(calls.collect::<Result<_, _>>()?)?));
         }
         dict(budget, fields)
     }
 
-    fn call(&self, budget: &Budget, call: &ToolCall, arguments: &Json) -> Result<Value, RenderError> {
+    /// Name and arguments of a call.
+    fn called(&self, budget: &Budget, call: &ToolCall, arguments: &Json) -> Result<Value, RenderError> {
         let arguments =
             if self.text_arguments { text_value(self.mark(&call.arguments)) } else { self.json(arguments)? };
-        let function = dict(budget, vec![("name", text_value(self.mark(&call.name))), ("arguments", arguments)])?;
-        let id = text_value(self.mark(&call.id));
-        dict(budget, vec![("id", id), ("type", text_value("function".into())), ("function", function)])
+        dict(budget, vec![("name", text_value(self.mark(&call.name))), ("arguments", arguments)])
     }
 
     fn mark<'t>(&self, text: &'t str) -> Cow<'t, str> {

@@ -6,6 +6,7 @@ use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer};
 
 use crate::{
+    call_ids::CallIds,
     control::{ControlTokens, SpecialNames},
     detokenize::Detokenizer,
     error::{TextError, clip},
@@ -74,6 +75,7 @@ pub struct TextModel {
     template: Option<ChatTemplate>,
     reasoning: Option<ReasoningMarkers>,
     tool_format: Option<ToolFormat>,
+    call_ids: CallIds,
     eos: Vec<u32>,
     declared_ends: Vec<u32>,
     sampling: DefaultSampling,
@@ -133,6 +135,8 @@ impl TextModel {
             template,
             reasoning,
             tool_format,
+            // A pool's other parser changes what is read, not what the template writes.
+            call_ids: CallIds::of(tool_format),
         })
     }
 
@@ -423,6 +427,11 @@ impl TextModel {
 
     pub(crate) fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()
+    }
+
+    /// Form of the ids of calls that the chat template demands.
+    pub(crate) fn call_ids(&self) -> CallIds {
+        self.call_ids
     }
 
     pub(crate) fn control(&self) -> &ControlTokens {
