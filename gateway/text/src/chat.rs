@@ -11,7 +11,8 @@ use crate::{
     call_ids::{CallIds, MessageIds},
     control::ControlTokens,
     model::TextModel,
-    template::{Budget, ChatTemplate, Dict, Json, RenderError, Value},
+    template::{Budget, ChatTemplate, Dict, Json, RenderError, Value, json_text},
+    tools,
 };
 
 /// Longest `chat_template_kwargs`, in bytes of JSON.
@@ -29,6 +30,8 @@ const RESERVED: [&str; 7] = [
 /// Tag written behind a message that is to be continued, to find where the template closes the message. The same as in
 /// transformers, with a blank at the end that shows whether the template trims.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+/// System message of Phi-4-mini's model card, for a conversation with tools that has none: its template writes tools into a system message.
+const SYSTEM_WITH_TOOLS: &str = "You are a helpful assistant with some tools.";
 
 /// Prompt of a conversation, as text and as the token ids for a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +72,8 @@ impl TextModel {
             null_content: template.knows_null_content(),
             text_arguments: false,
             ids: self.call_ids(),
+            tools_in_message: template.reads_tools_of_message(),
+            result_role: self.result_role(),
         };
         let mut marked = context.render(template, &input, now_unix_s)?;
         // A template that fails on data in transformers' form may accept it in the API's form: some templates join
@@ -184,6 +189,10 @@ struct Context<'m> {
     text_arguments: bool,
     /// Form of the ids of calls.
     ids: CallIds,
+    /// True if the template takes the tools from a system message (Phi-4-mini), and knows no calls.
+    tools_in_message: bool,
+    /// Role of a tool's result in such a template.
+    result_role: &'static str,
 }
 
 /// A message with what belongs to it.
@@ -193,6 +202,8 @@ struct Turn<'t> {
     ids: &'t MessageIds<'t>,
     /// True if the answer goes on with this message.
     continued: bool,
+    /// Tools that this message carries, as text.
+    tools: Option<Value>,
 }
 
 impl Context<'_> {
@@ -220,12 +231,21 @@ impl Context<'_> {
         let request = input.request;
         let budget = Budget::new();
         let last = request.messages.len().saturating_sub(1);
-        let mut messages = Vec::with_capacity(request.messages.len());
+        let mut messages = Vec::with_capacity(request.messages.len() + 1);
+        let mut told = if self.tools_in_message { self.tools_text(&budget, &input.tools)? } else { None };
+        if !request.messages.iter().any(|message| message.role == Role::System)
+            && let Some(tools) = told.take()
+        {
+            let content = text_value(SYSTEM_WITH_TOOLS.into());
+            let fields = vec![("role", text_value("system".into())), ("content", content), ("tools", tools)];
+            messages.push(dict(&budget, fields)?);
+        }
         let ids = self.ids.of_messages(&request.messages);
         let all = request.messages.iter().zip(&input.arguments).zip(&ids);
         for (index, ((message, arguments), ids)) in all.enumerate() {
             let continued = request.continue_final_message && index == last;
-            messages.push(self.message(&budget, Turn { message, arguments, ids, continued })?);
+            let tools = if message.role == Role::System { told.take() } else { None };
+            messages.push(self.message(&budget, Turn { message, arguments, ids, continued, tools })?);
         }
         let tools = match &input.tools[..] {
             [] => Value::None,
@@ -249,17 +269,26 @@ impl Context<'_> {
 
     /// A message in the form of transformers: absent fields are left out.
     fn message(&self, budget: &Budget, turn: Turn<'_>) -> Result<Value, RenderError> {
-        let Turn { message, arguments, ids, continued } = turn;
+        let Turn { message, arguments, ids, .. } = turn;
         let own = message.role == Role::Assistant;
         let role = match message.role {
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
-            Role::Tool => "tool",
+            Role::Tool => self.result_role,
         };
         let mark = |text| if own { self.control.mark_own(text, self.marker) } else { self.mark(text) };
         let mut content = message.content.as_deref().map(mark);
-        if continued && let Some(text) = &mut content {
+        if self.tools_in_message && !message.tool_calls.is_empty() {
+            content.get_or_insert_default().to_mut().push_str(&self.calls_text(
+                budget,
+                &message.tool_calls,
+                arguments,
+            )?);
+        }
+        if turn.continued
+            && let Some(text) = &mut content
+        {
             text.to_mut().push_str(CONTINUE_TAG);
         }
         if !self.null_content {
@@ -276,6 +305,9 @@ impl Context<'_> {
         }
         if let Some(id) = &ids.result {
             fields.push(("tool_call_id", text_value(self.mark(id))));
+        }
+        if let Some(tools) = turn.tools {
+            fields.push(("tools", tools));
         }
         if !message.tool_calls.is_empty() {
             let calls = message.tool_calls.iter().zip(arguments).zip(&ids.calls);
@@ -294,6 +326,24 @@ impl Context<'_> {
         let arguments =
             if self.text_arguments { text_value(self.mark(&call.arguments)) } else { self.json(arguments)? };
         dict(budget, vec![("name", text_value(self.mark(&call.name))), ("arguments", arguments)])
+    }
+
+    /// Functions of the tools as JSON text, for a template that writes a message's `tools` as they are; `None` without tools.
+    fn tools_text(&self, budget: &Budget, tools: &[Json]) -> Result<Option<Value>, RenderError> {
+        if tools.is_empty() {
+            return Ok(None);
+        }
+        let functions = tools.iter().map(|tool| self.json(tool.field("function").unwrap_or(tool)));
+        let functions = budget.list(functions.collect::<Result<_, _>>()?)?;
+        Ok(Some(text_value(json_text(budget, &functions)?.into())))
+    }
+
+    /// Calls as the model writes them, for a template that leaves calls out.
+    fn calls_text(&self, budget: &Budget, calls: &[ToolCall], arguments: &[Json]) -> Result<String, RenderError> {
+        let calls = calls.iter().zip(arguments).map(|(call, arguments)| self.called(budget, call, arguments));
+        let calls = budget.list(calls.collect::<Result<_, _>>()?)?;
+        let [open, close] = tools::PHI_CALL_MARKS;
+        Ok(format!("{open}{}{close}", json_text(budget, &calls)?))
     }
 
     fn mark<'t>(&self, text: &'t str) -> Cow<'t, str> {

@@ -14,7 +14,7 @@ use crate::{
     task::Task,
     template::ChatTemplate,
     tokenizer,
-    tools::{CallRule, CallableTool, Checkpoint, Signs, ToolFormat, write_content},
+    tools::{CallRule, CallableTool, Checkpoint, PHI_CALL_MARKS, Signs, ToolFormat, write_content},
     vocab::TokenBytes,
 };
 
@@ -28,6 +28,8 @@ const TEXT_BYTES_MAX: u64 = 4 << 20;
 /// Largest ratio of a text's bytes to the tokens of the context; longer texts are refused untokenized. Prose has 4,
 /// indented code up to 10.
 const BYTES_PER_TOKEN_MAX: u64 = 32;
+/// Mark of a tool's result in Phi-4-mini's vocabulary.
+const RESULT_MARK: &str = "<|tool_response|>";
 /// Length up to which texts are never refused, in bytes.
 const TEXT_BYTES_MIN: u64 = 64 << 10;
 
@@ -122,7 +124,7 @@ impl TextModel {
         let reasoning = ReasoningMarkers::detect(&tokenizer, source);
         let tool_format = ToolFormat::detect(&Signs { template: source });
         Ok(Self {
-            control: ControlTokens::new(&tokenizer, source)?,
+            control: ControlTokens::new(&tokenizer, &markup(template.as_ref()))?,
             special_names: SpecialNames::new(&vocabulary)?,
             eos: end_tokens(&tokenizer, [&generation, &model], &named),
             declared_ends: [&generation, &model].into_iter().flat_map(declared_ends).collect(),
@@ -434,9 +436,24 @@ impl TextModel {
         self.call_ids
     }
 
+    /// Role of a tool's result in a template that writes roles as marks and knows no tools: that of the checkpoint's own mark, if it has one.
+    pub(crate) fn result_role(&self) -> &'static str {
+        let template = self.template.as_ref().is_some_and(ChatTemplate::reads_tools_of_message);
+        if template && self.token_id(RESULT_MARK).is_some() { "tool_response" } else { "tool" }
+    }
+
     pub(crate) fn control(&self) -> &ControlTokens {
         &self.control
     }
+}
+
+/// Text of a template, with the marks that the gateway writes in its place.
+fn markup(template: Option<&ChatTemplate>) -> String {
+    let source = template.map(ChatTemplate::source).unwrap_or_default();
+    let [open, close] =
+        if template.is_some_and(ChatTemplate::reads_tools_of_message) { PHI_CALL_MARKS } else { [""; 2] };
+    let result = if open.is_empty() { "" } else { RESULT_MARK };
+    [source, open, close, result].join("\n")
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "used as a function for map_err")]

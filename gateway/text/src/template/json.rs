@@ -55,6 +55,12 @@ impl Json {
         })
     }
 
+    /// Field of an object; `None` for other documents and without such a field.
+    pub(crate) fn field(&self, name: &str) -> Option<&Json> {
+        let Json::Object(entries) = self else { return None };
+        entries.iter().rfind(|(key, _)| key == name).map(|(_, value)| value)
+    }
+
     /// All strings of the document, keys of objects too.
     pub(crate) fn strings(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
@@ -171,6 +177,14 @@ pub(super) fn dumps(budget: &Budget, value: &Value, style: &Style) -> Run<Value>
     let mut writer = Writer { budget, style, out: String::new() };
     writer.value(value, 0)?;
     budget.text(writer.out)
+}
+
+/// Text of a value as `tojson` writes it without options.
+pub(crate) fn text(budget: &Budget, value: &Value) -> Run<String> {
+    let style = Style { ascii: false, sort: false, indent: None, comma: ", ".into(), colon: ": ".into() };
+    let mut writer = Writer { budget, style: &style, out: String::new() };
+    writer.value(value, 0)?;
+    Ok(writer.out)
 }
 
 struct Writer<'a> {

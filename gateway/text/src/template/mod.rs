@@ -38,7 +38,7 @@ use crate::error::{TextError, clip};
 use syntax::ast::Template;
 
 pub(crate) use budget::Budget;
-pub(crate) use json::Json;
+pub(crate) use json::{Json, text as json_text};
 pub(crate) use value::{Dict, Value};
 
 /// Largest template source; public ones stay below 64 KiB.
@@ -139,6 +139,18 @@ impl ChatTemplate {
     /// an empty text for an absent content.
     pub(crate) fn knows_null_content(&self) -> bool {
         self.knows_null_content
+    }
+
+    /// Returns true if the template writes calls of earlier turns.
+    pub(crate) fn reads_calls(&self) -> bool {
+        self.source.contains("tool_calls")
+    }
+
+    /// Returns true if the template takes the tools from a field of a message, as text, and neither the request's tools nor calls from elsewhere.
+    pub(crate) fn reads_tools_of_message(&self) -> bool {
+        let reads = ["message['tools']", "message[\"tools\"]"].iter().any(|field| self.source.contains(field));
+        let variable = self.templates.iter().any(|(_, template)| template.names.iter().any(|name| **name == *"tools"));
+        reads && !variable && !self.reads_calls()
     }
 
     /// Renders `variables` (`messages`, `tools`, …); `now_unix_s` is the time of `strftime_now`, in UTC.

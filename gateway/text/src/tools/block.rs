@@ -4,7 +4,8 @@
 //! Granite 3:      <|tool_call|>[{"name": …, "arguments": …}, …]         also behind <tool_call>
 //! Granite 20B:    <function_call> {"name": …, "arguments": …}
 //! MiniMax-M1:     <tool_calls>⏎{"name": …, "arguments": …}⏎</tool_calls>, and arrays (Jamba, Hunyuan)
-//! Phi-4 mini:     functools[{"name": …, "arguments": …}, …]
+//! Phi-4 mini:     functools[{"name": …, "arguments": …}, …]                 in vLLM's and SGLang's templates for the model
+//!                 <|tool_call|>[{"name": …, "arguments": …}, …]<|/tool_call|>   in its own, and in llama.cpp's
 //! ```
 
 use super::{
@@ -50,6 +51,15 @@ pub(super) static PHI_FORMAT: Format = Format {
     calls: Calls::Shape(&PHI_SHAPE),
 };
 
+pub(super) static PHI_MARKED_FORMAT: Format = Format {
+    format: ToolFormat::Phi4MiniMarked,
+    names: &["phi4_mini_marked"],
+    shown_by: phi_marked_shown_by,
+    marks: &PHI_CALL_MARKS,
+    make: Make::Framed(&PHI_MARKED),
+    calls: Calls::Shape(&PHI_MARKED_SHAPE),
+};
+
 pub(super) const GRANITE_OPEN: &str = "<|tool_call|>";
 pub(super) const GRANITE_MARKS: [&str; 3] = [GRANITE_OPEN, "<tool_call>", "</tool_call>"];
 pub(super) const FUNCTION_OPEN: &str = "<function_call>";
@@ -58,6 +68,8 @@ pub(super) const CALLS_OPEN: &str = "<tool_calls>";
 pub(super) const CALLS_CLOSE: &str = "</tool_calls>";
 pub(super) const CALLS_MARKS: [&str; 2] = [CALLS_OPEN, CALLS_CLOSE];
 pub(super) const PHI_OPEN: &str = "functools[";
+/// Marks around calls of Phi-4 mini, tokens of the checkpoint.
+pub(crate) const PHI_CALL_MARKS: [&str; 2] = [GRANITE_OPEN, "<|/tool_call|>"];
 
 const BLOCK: Frame = Frame { head, drops: &["]"], nexts: &[","], items: &["{"], ..Frame::NONE };
 
@@ -65,6 +77,8 @@ pub(super) static GRANITE: Frame = Frame { opens: &[GRANITE_OPEN, "<tool_call>"]
 pub(super) static FUNCTION_CALL: Frame = Frame { opens: &[FUNCTION_OPEN], ..BLOCK };
 pub(super) static TOOL_CALLS: Frame = Frame { opens: &[CALLS_OPEN], ends: &[CALLS_CLOSE], ..BLOCK };
 pub(super) static PHI: Frame = Frame { opens: &[PHI_OPEN], ..BLOCK };
+pub(super) static PHI_MARKED: Frame =
+    Frame { opens: &[PHI_CALL_MARKS[0], PHI_OPEN], ends: &[PHI_CALL_MARKS[1]], ..BLOCK };
 
 pub(super) fn granite_shown_by(signs: &Signs<'_>) -> bool {
     signs.template.contains(GRANITE_OPEN)
@@ -80,6 +94,12 @@ pub(super) fn tool_calls_shown_by(signs: &Signs<'_>) -> bool {
 
 pub(super) fn phi_shown_by(signs: &Signs<'_>) -> bool {
     signs.template.contains("functools[")
+}
+
+/// The checkpoint's own template has no mark of calls, only the mark of the tools that it takes from a message.
+pub(super) fn phi_marked_shown_by(signs: &Signs<'_>) -> bool {
+    let has = |mark| signs.template.contains(mark);
+    !has(PHI_OPEN) && (has(PHI_CALL_MARKS[1]) || has("<|tool|>") && has("<|/tool|>"))
 }
 
 fn head(text: &str, next: bool) -> Result<Head, Unread> {
@@ -104,11 +124,12 @@ pub(super) const FUNCTION_SHAPE: Shape =
 pub(super) const CALLS_SHAPE: Shape =
     Shape { begin: Begin::Mark(CALLS_OPEN), first: "\n", next: "\n", close: "\n</tool_calls>", ..GRANITE_SHAPE };
 pub(super) const PHI_SHAPE: Shape = Shape { begin: Begin::Mark(PHI_OPEN), first: "", ..GRANITE_SHAPE };
+pub(super) const PHI_MARKED_SHAPE: Shape = Shape { close: "]<|/tool_call|>", ..GRANITE_SHAPE };
 
 #[cfg(test)]
 mod tests {
     use super::super::{
-        ToolFormat::{Granite, Granite20b, MiniMaxM1, Phi4Mini},
+        ToolFormat::{Granite, Granite20b, MiniMaxM1, Phi4Mini, Phi4MiniMarked},
         tests::{check, incomplete},
     };
 
@@ -122,6 +143,9 @@ mod tests {
         check(MiniMaxM1, &format!("So:\n<tool_calls>\n{f}\n{g}\n</tool_calls>"), "So:", &both);
         check(MiniMaxM1, &format!("<tool_calls>[{f}, {g}]</tool_calls>"), "", &both);
         check(Phi4Mini, &format!("functools[{f}, {g}] done"), " done", &both);
+        check(Phi4MiniMarked, &format!("I look.<|tool_call|>[{f}, {g}]<|/tool_call|>"), "I look.", &both);
+        check(Phi4MiniMarked, &format!("<|tool_call|>{f}<|/tool_call|><|tool_call|>{g}<|/tool_call|>"), "", &both);
+        check(Phi4MiniMarked, &format!("functools[{f}, {g}]"), "", &both);
     }
 
     #[test]

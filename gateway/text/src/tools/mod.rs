@@ -29,6 +29,7 @@ mod xml;
 
 use std::sync::Arc;
 
+pub(crate) use block::PHI_CALL_MARKS;
 pub use callable::CallableTool;
 pub(crate) use grammar::write_content;
 pub use grammar::{CallDemand, CallRule, ContentForm, ReasoningPart};
@@ -74,8 +75,10 @@ pub enum ToolFormat {
     Mistral,
     /// `<tool_calls>` and JSON objects in lines or an array: MiniMax-M1, Jamba, Hunyuan.
     MiniMaxM1,
-    /// `functools[{"name": …, "arguments": …}]`: Phi-4 mini.
+    /// `functools[{"name": …, "arguments": …}]`: Phi-4 mini with vLLM's template.
     Phi4Mini,
+    /// `<|tool_call|>[{"name": …, "arguments": …}]<|/tool_call|>`: Phi-4 mini.
+    Phi4MiniMarked,
     /// Python calls in lines between `<function_calls>` marks: OLMo 3.
     Olmo3,
     /// Python calls in a `tool_code` fence: Gemma 3.
@@ -121,7 +124,7 @@ enum Calls {
 }
 
 /// All formats. The first one that a checkpoint shows counts, so narrow tests stand in front of wide ones.
-static FORMATS: [&Format; 21] = [
+static FORMATS: [&Format; 22] = [
     &harmony::FORMAT,
     &deepseek::FORMAT_32,
     &deepseek::FORMAT_3,
@@ -131,6 +134,7 @@ static FORMATS: [&Format; 21] = [
     &minimax::FORMAT,
     &qwen3_coder::SEED_FORMAT,
     &qwen3_coder::FORMAT,
+    &block::PHI_MARKED_FORMAT,
     &block::GRANITE_FORMAT,
     &block::FUNCTION_FORMAT,
     &gemma::FORMAT_4,

@@ -301,6 +301,7 @@ fn written(format: &str, calls: &[(String, Map<String, Value>)]) -> String {
         }
         "minimax" => format!("<tool_calls>\n{}\n</tool_calls>", objects("\n")),
         "phi4_mini_json" => format!("functools[{}]", objects(", ")),
+        "phi4_mini_marked" => format!("<|tool_call|>[{}]<|/tool_call|>", objects(", ")),
         "minimax_m2" => format!(
             "<minimax:tool_call>\n{}</minimax:tool_call>",
             each(

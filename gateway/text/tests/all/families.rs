@@ -26,7 +26,7 @@ macro_rules! family {
     };
 }
 
-pub(crate) static FAMILIES: [Family; 22] = [
+pub(crate) static FAMILIES: [Family; 23] = [
     family!(
         Hermes,
         "<think></think> {\"name\": } <tool_call>",
@@ -121,6 +121,12 @@ pub(crate) static FAMILIES: [Family; 22] = [
     family!(ToolCode, "```tool_code", [], []),
     family!(Olmo3, "<function_calls> <think></think>", [], []),
     family!(Phi4Mini, "functools[", [], []),
+    family!(
+        Phi4MiniMarked,
+        "<|tool|> <|/tool|>",
+        [],
+        ["<|tool|>", "<|/tool|>", "<|tool_call|>", "<|/tool_call|>", "<|tool_response|>"]
+    ),
 ];
 
 impl Family {

@@ -11,6 +11,7 @@ mod families;
 mod gguf;
 mod grammars;
 mod hostile;
+mod second_turns;
 mod styles;
 mod templates;
 mod tokenizers;

@@ -58,11 +58,30 @@ pub(crate) const STYLES: [(&str, &str); 13] = [
     ),
 ];
 
+/// Whole templates: Phi-4-mini's own (microsoft/Phi-4-mini-instruct, MIT), and ours with the demands that templates of other families make on earlier
+/// turns.
+pub(crate) const WHOLE: [(&str, &str); 2] = [
+    (
+        PHI_4_MINI,
+        "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}",
+    ),
+    (
+        KIMI_IDS,
+        "{% for message in messages %}<|im_{{ message.role }}|>{{ message.content }}{% if message.role == 'tool' %} is what {{ message.tool_call_id }} returned{% endif %}{% if message.tool_calls %}<|tool_calls_section_begin|>{% for call in message.tool_calls %}<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}{% endfor %}",
+    ),
+];
+
+pub(crate) const PHI_4_MINI: &str = "phi-4-mini-instruct";
+pub(crate) const KIMI_IDS: &str = "style-kimi-ids";
+
 /// Style whose turns are calls or text.
 const EITHER: &str = "style-llama-3-json";
 
 /// Whole chat template of a style.
 pub(crate) fn source(style: &str) -> Option<String> {
+    if let Some((_, whole)) = WHOLE.iter().find(|(name, _)| *name == style) {
+        return Some((*whole).to_owned());
+    }
     let (name, turn) = STYLES.iter().find(|(name, _)| *name == style)?;
     let text = if *name == EITHER { "'' if message.tool_calls else message.content" } else { "message.content or ''" };
     Some(format!(
