@@ -13,6 +13,7 @@ use crate::{
     model::TextModel,
     template::{Budget, ChatTemplate, Dict, Json, RenderError, Value, json_text},
     tools,
+    turns::{self, Change},
 };
 
 /// Longest `chat_template_kwargs`, in bytes of JSON.
@@ -66,26 +67,17 @@ impl TextModel {
         }
         let input = Input::new(request)?;
         let marker = ControlTokens::marker(|c| input.texts().any(|text| text.contains(c)));
-        let mut context = Context {
+        let context = Context {
             control: self.control(),
             marker,
             null_content: template.knows_null_content(),
             text_arguments: false,
+            any_order: false,
             ids: self.call_ids(),
             tools_in_message: template.reads_tools_of_message(),
             result_role: self.result_role(),
         };
-        let mut marked = context.render(template, &input, now_unix_s)?;
-        // A template that fails on data in transformers' form may accept it in the API's form: some templates join
-        // texts.
-        let calls = request.messages.iter().any(|message| !message.tool_calls.is_empty());
-        for (null_content, text_arguments) in [(false, false), (false, true)] {
-            if calls && matches!(marked, Err(RenderError::Failed(_))) {
-                context = Context { null_content, text_arguments, ..context };
-                marked = context.render(template, &input, now_unix_s)?.or(marked);
-            }
-        }
-        let mut marked = marked.map_err(|error| template_fault(&error))?;
+        let mut marked = context.render_in_some_form(template, &input, now_unix_s)?;
         if request.continue_final_message {
             marked = cut_at_tag(&marked)?;
         }
@@ -105,10 +97,12 @@ type Variables = Vec<(Arc<str>, Value)>;
 /// A chat request with its JSON fields (tools, arguments, template variables) parsed.
 struct Input<'a> {
     request: &'a ChatRequest,
-    tools: Vec<Json>,
+    /// Messages of the request, or the same conversation in another form.
+    messages: Cow<'a, [Message]>,
+    tools: Arc<[Json]>,
     /// Parsed arguments of earlier tool calls, by message and call.
     arguments: Vec<Vec<Json>>,
-    kwargs: Vec<(String, Json)>,
+    kwargs: Arc<[(String, Json)]>,
 }
 
 impl<'a> Input<'a> {
@@ -120,33 +114,46 @@ impl<'a> Input<'a> {
         });
         Ok(Self {
             request,
+            messages: Cow::Borrowed(&request.messages),
             tools: tools.collect::<Result<_, _>>()?,
-            arguments: request
-                .messages
-                .iter()
-                .map(|message| message.tool_calls.iter().map(arguments).collect())
-                .collect(),
-            kwargs: kwargs(request.template_kwargs.as_deref())?,
+            arguments: arguments_of(&request.messages),
+            kwargs: kwargs(request.template_kwargs.as_deref())?.into(),
         })
+    }
+
+    /// Input with the conversation in another form.
+    fn with_messages(&self, messages: Vec<Message>) -> Input<'a> {
+        Input {
+            request: self.request,
+            arguments: arguments_of(&messages),
+            messages: messages.into(),
+            tools: self.tools.clone(),
+            kwargs: self.kwargs.clone(),
+        }
     }
 
     /// All strings that the client wrote, to find a marker that occurs in none of them.
     fn texts(&self) -> impl Iterator<Item = &str> {
-        let message = |message: &'a Message| {
-            let own = [&message.content, &message.name, &message.reasoning, &message.tool_call_id];
-            let calls = message.tool_calls.iter().flat_map(|call| [&call.id, &call.name, &call.arguments]);
-            own.into_iter().flatten().chain(calls).map(String::as_str)
-        };
         // Escapes hide characters in the JSON text, so the parsed strings are searched.
         let kwargs = self.kwargs.iter().map(|(_, value)| value);
         let parsed = self.tools.iter().chain(self.arguments.iter().flatten()).chain(kwargs);
-        self.request
-            .messages
+        self.messages
             .iter()
-            .flat_map(message)
+            .flat_map(texts_of)
             .chain(parsed.flat_map(Json::strings))
             .chain(self.kwargs.iter().map(|(key, _)| key.as_str()))
     }
+}
+
+/// Strings of a message.
+fn texts_of(message: &Message) -> impl Iterator<Item = &str> {
+    let own = [&message.content, &message.name, &message.reasoning, &message.tool_call_id];
+    let calls = message.tool_calls.iter().flat_map(|call| [&call.id, &call.name, &call.arguments]);
+    own.into_iter().flatten().chain(calls).map(String::as_str)
+}
+
+fn arguments_of(messages: &[Message]) -> Vec<Vec<Json>> {
+    messages.iter().map(|message| message.tool_calls.iter().map(arguments).collect()).collect()
 }
 
 /// Arguments of a call as the object that templates expect; invalid JSON stays text, empty text becomes an empty
@@ -187,6 +194,8 @@ struct Context<'m> {
     null_content: bool,
     /// True if the template takes the arguments of calls as text.
     text_arguments: bool,
+    /// True to leave out the template's check that the roles alternate.
+    any_order: bool,
     /// Form of the ids of calls.
     ids: CallIds,
     /// True if the template takes the tools from a system message (Phi-4-mini), and knows no calls.
@@ -207,6 +216,55 @@ struct Turn<'t> {
 }
 
 impl Context<'_> {
+    /// Prompt with the marker in it, in the first form of the conversation that the template takes.
+    ///
+    /// Errors: those of the first form, worded for the client.
+    fn render_in_some_form(
+        &self,
+        template: &ChatTemplate,
+        input: &Input<'_>,
+        now_unix_s: i64,
+    ) -> Result<String, ApiError> {
+        let mut marked = self.render(template, input, now_unix_s)?;
+        // A template that fails on data in transformers' form may accept it in the API's form: some templates join
+        // texts.
+        let calls = input.messages.iter().any(|message| !message.tool_calls.is_empty());
+        for (null_content, text_arguments) in [(false, false), (false, true)] {
+            if calls && matches!(marked, Err(RenderError::Failed(_))) {
+                let context = Context { null_content, text_arguments, ..*self };
+                marked = context.render(template, input, now_unix_s)?.or(marked);
+            }
+        }
+        let refused = matches!(marked, Err(RenderError::Failed(_) | RenderError::Refused(_)));
+        if refused && !input.request.continue_final_message {
+            marked = self.render_changed(template, input, now_unix_s)?.map_or(marked, Ok);
+        }
+        marked.map_err(|error| template_fault(&error))
+    }
+
+    /// Prompt of a conversation that the template refuses, in the form of the first change that the template takes: each change alone, then
+    /// all of them. A conversation with tools may have its roles in any order if the template knows tools: clients' texts follow a tool's result at once.
+    fn render_changed(
+        &self,
+        template: &ChatTemplate,
+        input: &Input<'_>,
+        now_unix_s: i64,
+    ) -> Result<Option<String>, ApiError> {
+        let with_tools = |message: &Message| message.role == Role::Tool || !message.tool_calls.is_empty();
+        let any_order = template.reads_calls() && input.messages.iter().any(with_tools);
+        let context = Context { any_order, ..*self };
+        if any_order && let Ok(marked) = context.render(template, input, now_unix_s)? {
+            return Ok(Some(marked));
+        }
+        for changes in Change::ALL.chunks(1).chain([&Change::ALL[..]]) {
+            let Some(messages) = turns::changed(&input.messages, changes) else { continue };
+            if let Ok(marked) = context.render(template, &input.with_messages(messages), now_unix_s)? {
+                return Ok(Some(marked));
+            }
+        }
+        Ok(None)
+    }
+
     fn render(
         &self,
         template: &ChatTemplate,
@@ -214,14 +272,17 @@ impl Context<'_> {
         now_unix_s: i64,
     ) -> Result<Result<String, RenderError>, ApiError> {
         match self.variables(input)? {
+            Ok(variables) if self.any_order => {
+                Ok(template.render_in_any_order(variables, !input.tools.is_empty(), now_unix_s))
+            }
             Ok(variables) => Ok(template.render(variables, !input.tools.is_empty(), now_unix_s)),
             Err(error) => Ok(Err(error)),
         }
     }
 
     fn variables(&self, input: &Input<'_>) -> Result<Result<Variables, RenderError>, ApiError> {
-        let request = input.request;
-        if request.continue_final_message && request.messages.last().is_none_or(|message| message.content.is_none()) {
+        if input.request.continue_final_message && input.messages.last().is_none_or(|message| message.content.is_none())
+        {
             return Err(ApiError::invalid("continue_final_message", "the last message has no content to continue"));
         }
         Ok(self.build(input))
@@ -230,18 +291,18 @@ impl Context<'_> {
     fn build(&self, input: &Input<'_>) -> Result<Variables, RenderError> {
         let request = input.request;
         let budget = Budget::new();
-        let last = request.messages.len().saturating_sub(1);
-        let mut messages = Vec::with_capacity(request.messages.len() + 1);
+        let last = input.messages.len().saturating_sub(1);
+        let mut messages = Vec::with_capacity(input.messages.len() + 1);
         let mut told = if self.tools_in_message { self.tools_text(&budget, &input.tools)? } else { None };
-        if !request.messages.iter().any(|message| message.role == Role::System)
+        if !input.messages.iter().any(|message| message.role == Role::System)
             && let Some(tools) = told.take()
         {
             let content = text_value(SYSTEM_WITH_TOOLS.into());
             let fields = vec![("role", text_value("system".into())), ("content", content), ("tools", tools)];
             messages.push(dict(&budget, fields)?);
         }
-        let ids = self.ids.of_messages(&request.messages);
-        let all = request.messages.iter().zip(&input.arguments).zip(&ids);
+        let ids = self.ids.of_messages(&input.messages);
+        let all = input.messages.iter().zip(&input.arguments).zip(&ids);
         for (index, ((message, arguments), ids)) in all.enumerate() {
             let continued = request.continue_final_message && index == last;
             let tools = if message.role == Role::System { told.take() } else { None };
@@ -261,7 +322,7 @@ impl Context<'_> {
         let allowed = request.reasoning_tokens_max.filter(|tokens| *tokens > 0).map(|_| ReasoningEffort::Medium);
         variables.extend(request.reasoning_effort.or(allowed).into_iter().flat_map(effort_variables));
         variables.extend(request.verbosity.map(|verbosity| ("verbosity".into(), Value::Str(verbosity.word().into()))));
-        for (key, value) in &input.kwargs {
+        for (key, value) in &*input.kwargs {
             variables.push((key.as_str().into(), self.json(value)?));
         }
         Ok(variables)

@@ -25,6 +25,7 @@ mod task;
 mod template;
 mod tokenizer;
 mod tools;
+mod turns;
 mod vocab;
 
 pub use chat::ChatPrompt;

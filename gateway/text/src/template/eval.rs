@@ -238,6 +238,9 @@ impl Machine<'_> {
             Function::RaiseException => {
                 let [words] = args.bind("raise_exception", ["message"], 1)?;
                 let words = print::text(&self.budget, &words.unwrap_or(Value::None))?;
+                if self.settings.any_order && words.contains(" alternate") {
+                    return Ok(Value::Str("".into()));
+                }
                 Err(RenderError::Refused(crate::error::clip(&words)))
             }
             Function::StrftimeNow => {
@@ -245,7 +248,7 @@ impl Machine<'_> {
                 let format = format.unwrap_or(Value::None);
                 let format = string("strftime", &format)?;
                 self.budget.step(format.len())?;
-                self.budget.text(time::strftime(format, self.now_unix_s))
+                self.budget.text(time::strftime(format, self.settings.now_unix_s))
             }
             Function::Cycler => {
                 if args.positional.is_empty() {

@@ -39,14 +39,23 @@ pub(super) struct Machine<'t> {
     namespaces: Vec<Vec<(Arc<str>, Value)>>,
     out: String,
     root: Rc<Scope>,
+    pub(super) settings: Settings,
+}
+
+/// What a rendering depends on beside its variables.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    /// Time of `strftime_now`, in Unix seconds.
     pub(super) now_unix_s: i64,
+    /// True if a `raise_exception` that says that roles must alternate does nothing.
+    pub(super) any_order: bool,
 }
 
 /// Renders `template` with these variables.
 pub(super) fn render(
     template: &Template,
     variables: impl IntoIterator<Item = (Arc<str>, Value)>,
-    now_unix_s: i64,
+    settings: Settings,
 ) -> Run<String> {
     let mut machine = Machine {
         budget: Budget::new(),
@@ -54,7 +63,7 @@ pub(super) fn render(
         namespaces: Vec::new(),
         out: String::new(),
         root: Rc::default(),
-        now_unix_s,
+        settings,
     };
     for (name, value) in variables {
         if let Some(number) = template.names.iter().position(|known| *known == name) {

@@ -160,12 +160,31 @@ impl ChatTemplate {
         with_tools: bool,
         now_unix_s: i64,
     ) -> Result<String, RenderError> {
+        self.render_with(variables, with_tools, machine::Settings { now_unix_s, any_order: false })
+    }
+
+    /// Renders like [`Self::render`], without the template's own check that the roles of the messages alternate.
+    pub(crate) fn render_in_any_order(
+        &self,
+        variables: Vec<(Arc<str>, Value)>,
+        with_tools: bool,
+        now_unix_s: i64,
+    ) -> Result<String, RenderError> {
+        self.render_with(variables, with_tools, machine::Settings { now_unix_s, any_order: true })
+    }
+
+    fn render_with(
+        &self,
+        variables: Vec<(Arc<str>, Value)>,
+        with_tools: bool,
+        settings: machine::Settings,
+    ) -> Result<String, RenderError> {
         let named = |wanted: &str| self.templates.iter().find(|(name, _)| name == wanted).map(|(_, template)| template);
         let template =
             with_tools.then(|| named(TOOL_USE)).flatten().or_else(|| named(DEFAULT)).ok_or(RenderError::NoDefault)?;
         // The model's own tokens come last: no variable of a request replaces them.
         let tokens = self.named_tokens.iter().map(|(name, token)| (name.clone(), Value::Str(token.clone())));
-        machine::render(template, variables.into_iter().chain(tokens), now_unix_s).map_err(|error| match error {
+        machine::render(template, variables.into_iter().chain(tokens), settings).map_err(|error| match error {
             RenderError::Refused(words) => RenderError::Refused(clip(&words)),
             RenderError::Failed(words) => RenderError::Failed(clip(&words)),
             other => other,

@@ -1,6 +1,7 @@
 //! Conversations behind a model's calls: whatever this gateway's decoder, another model or a client's API made of the calls, each template that
 //! knows calls renders the next prompt.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use penstock_proto::frames::Token;
@@ -10,8 +11,8 @@ use serde_json::json;
 
 use crate::common::{message, request};
 use crate::families::FAMILIES;
-use crate::styles::{KIMI_IDS, PHI_4_MINI};
-use crate::turns::{self, ROWS};
+use crate::styles::{KIMI_IDS, PHI_4_MINI, WHOLE};
+use crate::turns::{self, OF_NO_FAMILY, ROWS};
 
 /// Ids of calls in the forms of the APIs, of other servers, and in no form.
 const IDS: [&str; 13] = [
@@ -65,6 +66,20 @@ struct Form {
     system: bool,
 }
 
+fn forms() -> Vec<Form> {
+    let mut forms = Vec::new();
+    for content in [None, Some(""), Some("Let me see.")] {
+        for reasoning in [None, Some("I must look.")] {
+            for calls in [1, 2] {
+                for (answered, system) in [(true, false), (false, false), (true, true), (false, true)] {
+                    forms.push(Form { content, reasoning, calls, answered, system });
+                }
+            }
+        }
+    }
+    forms
+}
+
 /// Ids of several calls: the second has another.
 fn ids(id: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| if number == 0 { id.to_owned() } else { format!("{id}{number}") }).collect()
@@ -95,6 +110,33 @@ fn conversation(id: &str, form: Form) -> ChatRequest {
     }
     messages.push(message(Role::User, "And tomorrow?"));
     ChatRequest { tools: turns::chat(None).tools, ..request(messages) }
+}
+
+#[test]
+fn every_template_renders_the_turns_behind_calls() {
+    let templates: BTreeSet<&str> =
+        ROWS.iter().map(|row| row.template).chain(OF_NO_FAMILY).chain(WHOLE.iter().map(|(name, _)| *name)).collect();
+    let mut all = Vec::new();
+    for template in templates {
+        let mut faults = Vec::new();
+        let (model, own) = (model(template), own_id(template));
+        for id in IDS.iter().copied().chain([own.as_str()]) {
+            for form in forms() {
+                let fault = match model.chat_prompt(&conversation(id, form), 0) {
+                    Err(error) => Some(error.message),
+                    Ok(prompt) => {
+                        let lacks = |text: &&&str| !prompt.text.contains(**text);
+                        let said = ["What is it?", "It is sunny.", "And tomorrow?"];
+                        said.iter().find(lacks).map(|text| format!("no {text:?} in {:?}", prompt.text))
+                    }
+                };
+                faults.extend(fault.map(|fault| format!("{template}: {id:?} {form:?}: {fault}")));
+            }
+        }
+        // A fault of the template's would fill pages.
+        all.extend(faults.into_iter().take(5));
+    }
+    assert!(all.is_empty(), "{}", all.join("\n"));
 }
 
 /// Texts between `open` and `close`, in order.

@@ -60,7 +60,7 @@ pub(crate) const STYLES: [(&str, &str); 13] = [
 
 /// Whole templates: Phi-4-mini's own (microsoft/Phi-4-mini-instruct, MIT), and ours with the demands that templates of other families make on earlier
 /// turns.
-pub(crate) const WHOLE: [(&str, &str); 2] = [
+pub(crate) const WHOLE: [(&str, &str); 5] = [
     (
         PHI_4_MINI,
         "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}",
@@ -68,6 +68,18 @@ pub(crate) const WHOLE: [(&str, &str); 2] = [
     (
         KIMI_IDS,
         "{% for message in messages %}<|im_{{ message.role }}|>{{ message.content }}{% if message.role == 'tool' %} is what {{ message.tool_call_id }} returned{% endif %}{% if message.tool_calls %}<|tool_calls_section_begin|>{% for call in message.tool_calls %}<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}{% endfor %}",
+    ),
+    (
+        "style-one-call",
+        r#"{{ '<|python_tag|>' if false }}{% for message in messages %}<{{ message.role }}>{% if 'tool_calls' in message %}{% if message.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}{{ '{"name": "' + message.tool_calls[0].function.name + '", "parameters": ' }}{{ message.tool_calls[0].function.arguments | tojson }}{{ '}' }}{% else %}{{ message.content }}{% endif %}{% endfor %}"#,
+    ),
+    (
+        "style-named-results",
+        "{% for message in messages %}<{{ message.role }}>{% if message.role == 'tool' %}{% if not message.name %}{{ raise_exception('a result needs a name') }}{% endif %}<start_function_response>{{ message.name }}:{% endif %}{{ message.content }}{% for call in message.tool_calls or [] %}<start_function_call>call:{{ call.function.name }}{}<end_function_call>{% endfor %}{% endfor %}",
+    ),
+    (
+        "style-first-system",
+        "{% for message in messages %}{% if message.role == 'system' and not loop.first %}{{ raise_exception('the system message stands first') }}{% endif %}<{{ message.role }}>{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{% endfor %}",
     ),
 ];
 

@@ -80,7 +80,7 @@ pub(crate) const ROWS: [Row; 26] = [
 ];
 
 /// Templates that write calls in a form of no family: ours in the style of others, as Python prints them.
-const OF_NO_FAMILY: [&str; 1] = ["style-zephyr-vicuna"];
+pub(crate) const OF_NO_FAMILY: [&str; 1] = ["style-zephyr-vicuna"];
 
 fn templates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/templates")
