@@ -22,6 +22,7 @@ CONFIG = f"""
 [[pools]]
 id = "own"
 workers = 1
+sequences_max = 1
 
 [[limits]]
 id = "likely"
@@ -105,3 +106,36 @@ def test_every_unit_is_reserved_and_settled_by_what_it_is(gateway, limit, stream
     # Without a bound the most is what the context leaves; what is likely is never more.
     prompt, _, line = asked(gateway, limit, stream)
     assert line["reserved_tokens"] == (context if limit == "most" else prompt + min(1024, context - prompt))
+
+
+def test_a_prompt_in_prefill_counts_though_its_answer_is_not_polled_any_more(gateway):
+    """A cancelled background response is dropped with its task, which is not told before the first token that a worker has the prompt."""
+    client = gateway.client()
+
+    def cancelled_in_prefill(number: int) -> tuple[int, dict] | None:
+        """Tokens of a prompt, and what counted of it; `None`: the answer had begun."""
+        # The one place is taken, so the task has found nothing to take before a worker gets its prompt.
+        endless = {"max_output_tokens": 8000, "extra_body": {"ignore_eos": True}}
+        first = client.responses.create(model="most", input="Count.", background=True, **endless)
+        wait_until(lambda: gateway.metric("penstock_sequences_running") == 1, "the place is taken")
+        text = f"{number} " + "What is it like to be a long prompt? " * 400
+        counted = httpx.post(f"{gateway.url}/tokenize", json={"model": "likely", "messages": user(text)}, timeout=60)
+        before = used(gateway, "likely")
+        second = client.responses.create(model="likely", input=text, background=True, **endless)
+        wait_until(lambda: gateway.metric("penstock_queue_waiting") == 1, "it waits")
+        client.responses.cancel(first.id)
+        wait_until(lambda: gateway.metric("penstock_queue_waiting") == 0, "a worker has it", step=0)
+        assert client.responses.cancel(second.id).status == "cancelled"
+        after = used(gateway, "likely")
+        grown = {name: after[name] - before[name] for name in after}
+        return None if grown["output_tokens_per_day"] else (counted.raise_for_status().json()["count"], grown)
+
+    prompt, grown = next(filter(None, map(cancelled_in_prefill, range(5))))
+    assert grown.pop("usd_per_day") == pytest.approx(prompt * INPUT_USD / 1e6)
+    assert grown == {
+        "requests_per_day": 1,
+        "tokens_per_day": prompt,
+        "input_tokens_per_day": prompt,
+        "output_tokens_per_day": 0,
+        "in_flight": 0,
+    }

@@ -62,8 +62,8 @@ pub(super) struct Source {
 struct Running {
     /// Ticket in the pool; `None` before the job's turn and after its end.
     ticket: Option<Ticket>,
-    /// True once a worker has been given the job, also if that worker was lost since.
-    is_bound: bool,
+    /// True once the pool's report of a binding has been taken and the prompt's tokens are in the facts.
+    is_counted: bool,
     /// Global index of the job's first choice.
     base: u32,
     choices: Vec<Choice>,
@@ -104,7 +104,7 @@ impl PoolEvents {
             let (open, early) = (choices.len(), VecDeque::new());
             jobs.push(Running {
                 ticket: None,
-                is_bound: false,
+                is_counted: false,
                 base,
                 choices,
                 prompt_told: !plan.tell_prompt,
@@ -171,9 +171,7 @@ impl PoolEvents {
                 self.output(at, output, out)
             }
             PoolEvent::Bound { worker, waited, route } => {
-                // From here on the prompt is computed; what waits in the queue costs nothing.
-                self.source.origin.sent.set();
-                if !std::mem::replace(&mut self.jobs[at].is_bound, true) {
+                if !std::mem::replace(&mut self.jobs[at].is_counted, true) {
                     self.facts.prompt_tokens += self.plan.prompts[at].tokens.len() as u64;
                 }
                 let route = route.and_then(|route| HeaderValue::from_str(&route).ok());
@@ -353,6 +351,11 @@ impl Events for PoolEvents {
     fn facts(&self) -> Facts {
         let live = self.jobs.iter().flat_map(|job| &job.choices).filter_map(|choice| choice.decoder.as_ref());
         let mut facts = self.facts;
+        // A prompt is computed from its binding on, and what waits in the queue costs nothing. An answer that is dropped
+        // in prefill is not polled any more, so prompts bound since the last poll are found at the tickets.
+        let is_fresh = |job: &Running| !job.is_counted && job.ticket.as_ref().is_some_and(Ticket::is_bound);
+        let fresh = self.jobs.iter().zip(&self.plan.prompts).filter(|(job, _)| is_fresh(job));
+        facts.prompt_tokens += fresh.map(|(_, prompt)| prompt.tokens.len() as u64).sum::<u64>();
         for decoder in live {
             facts.completion_tokens += decoder.completion_tokens();
             facts.reasoning_tokens += decoder.reasoning_tokens();

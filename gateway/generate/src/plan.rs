@@ -312,6 +312,7 @@ impl Plan {
             dense_layers: 0,
             pooled_from: 0,
             explain: origin.explain,
+            sent: origin.sent.clone(),
         }
     }
 }

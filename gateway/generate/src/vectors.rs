@@ -220,6 +220,7 @@ impl InputPlan {
             dense_layers: self.dense_layers(),
             pooled_from: self.inputs[at].pooled_from,
             explain: origin.explain,
+            sent: origin.sent.clone(),
         }
     }
 
@@ -361,7 +362,8 @@ struct Open {
     /// Index of the input in the request.
     at: usize,
     ticket: Ticket,
-    is_bound: bool,
+    /// True once the pool's report of a binding has been taken and the input's tokens are in the facts.
+    is_counted: bool,
 }
 
 /// Events of a request for vectors or scores.
@@ -396,7 +398,7 @@ impl InputEvents {
         let Self { plan, open, wave, source, .. } = self;
         let filled = wave.fill(|at| {
             let ticket = source.pool.submit(plan.job(at, &source.model, &source.origin))?;
-            open.push(Open { at, ticket, is_bound: false });
+            open.push(Open { at, ticket, is_counted: false });
             Ok(())
         });
         filled.map_err(|error| refused(&error))
@@ -413,9 +415,8 @@ impl InputEvents {
                 return Ok(true);
             }
             PoolEvent::Bound { worker, waited, route } => {
-                self.source.origin.sent.set();
                 let open = &mut self.open[place];
-                if !std::mem::replace(&mut open.is_bound, true) {
+                if !std::mem::replace(&mut open.is_counted, true) {
                     self.facts.prompt_tokens += self.plan.inputs[open.at].tokens.len() as u64;
                 }
                 let route = route.and_then(|route| HeaderValue::from_str(&route).ok());
@@ -465,7 +466,11 @@ impl Events for InputEvents {
     }
 
     fn facts(&self) -> Facts {
-        self.facts
+        let mut facts = self.facts;
+        // Inputs that a worker was given since the last poll are computed as well.
+        let fresh = self.open.iter().filter(|open| !open.is_counted && open.ticket.is_bound());
+        facts.prompt_tokens += fresh.map(|open| self.plan.inputs[open.at].tokens.len() as u64).sum::<u64>();
+        facts
     }
 
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {

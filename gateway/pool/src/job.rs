@@ -1,5 +1,6 @@
 //! Jobs that go into a pool and events that come out: the types between the request path and the fleet.
 
+use penstock_http::client::Sent;
 use penstock_proto::frames::{Guide, Output, Pooling, Sampling};
 use penstock_proto::{AdapterId, ErrorKind};
 use penstock_router::Needs;
@@ -50,6 +51,8 @@ pub struct Job {
     pub pooled_from: u32,
     /// True if the binding should report the router's reasons.
     pub explain: bool,
+    /// Flag that the pool sets when it gives the job to a worker: from then on the prompt is computed.
+    pub sent: Sent,
 }
 
 /// Grammar of a job, and the workers that may follow it.
@@ -95,7 +98,8 @@ pub fn needs(sampling: &Sampling, grammar: Option<&Guided>) -> Needs {
 pub enum PoolEvent {
     /// Tokens of one choice, in order, each once; `at` is the index of the first of them. `finish` ends the choice.
     Output(Output),
-    /// The request was given to a worker. Handed out together with the worker's first output.
+    /// The request was given to a worker. Handed out together with the worker's first output;
+    /// [`Ticket::is_bound`](super::Ticket::is_bound) tells of the binding before.
     Bound {
         /// Name of the worker that the request was bound to.
         worker: Arc<str>,
@@ -222,6 +226,7 @@ pub(super) mod tests {
             dense_layers: 0,
             pooled_from: 0,
             explain: false,
+            sent: Sent::default(),
         }
     }
 }

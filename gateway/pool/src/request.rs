@@ -187,7 +187,8 @@ impl Request {
         if truth.open() == 0 { Noted::Complete } else { Noted::Goes { windows, closed } }
     }
 
-    /// Notes the binding to a worker and reports it to the handler.
+    /// Notes the binding to a worker and reports it to the handler; whoever drops the ticket before the handler has taken
+    /// the report still finds it there ([`Ticket::is_bound`](super::ticket::Ticket::is_bound)).
     pub(super) fn bind(&mut self, binding: Binding, now: Instant) -> Bound {
         let Binding { worker, name, exact, ttft, route, record } = binding;
         let waited = match self.place {
@@ -197,7 +198,8 @@ impl Request {
         self.place = Place::Bound(worker);
         self.bound_at = Some((now, ttft));
         self.record = record.or(self.record.take());
-        self.slot.leave(PoolEvent::Bound { worker: name, waited, route });
+        self.slot.bind(PoolEvent::Bound { worker: name, waited, route });
+        self.truth.job.sent.set();
         let resumed = self.interrupted.then(|| exact || !self.truth.has_begun());
         resumed.into_iter().for_each(|exact| self.slot.push(PoolEvent::Resumed { exact }));
         Bound { ahead: self.ahead.take().filter(|at| *at != worker), resumed }
@@ -310,6 +312,7 @@ impl Request {
 pub(super) mod tests {
     use super::super::job::tests::job;
     use super::super::patience::tests::patience;
+    use super::super::ticket::{Mailbox, Ticket};
     use super::*;
     use penstock_proto::RequestId;
     use penstock_proto::frames::{Finish, FinishReason, Token};
@@ -353,6 +356,21 @@ pub(super) mod tests {
         assert_eq!(taken, Ok(Taken::Delivered { tokens: 1, cached_tokens: 0, first: None }));
         let waited = PoolEvent::Bound { worker: "a".into(), waited: SECOND, route: None };
         assert_eq!(events(&request)[0], waited);
+    }
+
+    #[test]
+    fn a_binding_is_known_before_its_event_is_taken() {
+        let now = Instant::now();
+        let (job, mailbox) = (job(1), Arc::new(Mailbox::new()));
+        let sent = job.sent.clone();
+        let slot = Arc::new(Slot::new(RequestId(7), 10));
+        let ticket = Ticket::new(Arc::clone(&slot), mailbox);
+        let mut request = Request::new(job, slot, 10, now);
+        assert_eq!((ticket.is_bound(), sent.get()), (false, false), "it waits: nothing is computed");
+        request.bind(binding(HERE), now);
+        assert_eq!((ticket.is_bound(), sent.get()), (true, true));
+        request.lose(None, now);
+        assert_eq!((ticket.is_bound(), sent.get()), (true, true), "what was computed stays so");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use penstock_proto::RequestId;
 use penstock_proto::frames::Output;
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
@@ -40,6 +40,8 @@ struct Inner {
 pub(super) struct Slot {
     pub(super) id: RequestId,
     window: u32,
+    /// True once a worker was given the request, also if that worker was lost since.
+    is_bound: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -88,7 +90,7 @@ impl Mailbox {
 
 impl Slot {
     pub(super) fn new(id: RequestId, window: u32) -> Self {
-        Self { id, window, inner: Mutex::new(Inner::default()) }
+        Self { id, window, is_bound: AtomicBool::new(false), inner: Mutex::new(Inner::default()) }
     }
 
     /// Hands an event to the request's handler and wakes it.
@@ -104,6 +106,13 @@ impl Slot {
     /// Queues an event without waking the handler, which reads it together with the next one.
     pub(super) fn leave(&self, event: PoolEvent) {
         lock(&self.inner).events.push_back(event);
+    }
+
+    /// Notes that a worker has been given the request: at once for [`Ticket::is_bound`], with the next event for the
+    /// handler, which is not woken.
+    pub(super) fn bind(&self, bound: PoolEvent) {
+        self.is_bound.store(true, Ordering::Relaxed);
+        self.leave(bound);
     }
 
     /// Ends the stream: the ticket returns `None` after the events still queued.
@@ -188,6 +197,12 @@ impl Ticket {
             }
             new
         });
+    }
+
+    /// Returns true once a worker was given the request, also where [`PoolEvent::Bound`] has not been taken yet: the
+    /// prompt is computed, or was.
+    pub fn is_bound(&self) -> bool {
+        self.slot.is_bound.load(Ordering::Relaxed)
     }
 
     /// Number of tokens in events that have arrived and that the handler has not taken yet.
