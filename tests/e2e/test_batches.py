@@ -1,11 +1,14 @@
 """Files and batches: what the official SDK sees, and what a killed gateway leaves."""
 
 import json
+import socket
+import time
 
 import httpx
 import openai
 import pytest
 from test_admin import admin as command
+from test_memory import memory
 
 from harness import serving, two_tenants, user, wait_until
 
@@ -241,3 +244,30 @@ def test_an_operator_sees_and_cancels_the_batches_of_keys(tmp_path):
         assert "There is no" in command(gateway, "files", "show", batch.input_file_id, check=False)
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(batch.input_file_id)
+
+
+def test_lines_that_wait_have_no_text_in_memory(tmp_path):
+    """32 lines of each batch stand in line for 8 slots. Their texts would be 248 MiB, that of the lines that run is 8 MiB."""
+    batches, each, mebibyte = 8, 31, 1 << 20
+    # A provider that takes connections and never answers.
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        provider = f'id = "up"\nbase_url = "http://127.0.0.1:{silent.getsockname()[1]}/v1"\nkey_env = "KEY_UP"\nmodels = ["m"]\n'
+        config = f"[[providers]]\n{provider}"
+        with serving(tmp_path, config=config, env={"KEY_UP": "k"}, workers=0) as gateway:
+            client, pid = gateway.client(), gateway.process.pid
+            content = lines(each, "m", messages=user("x" * (mebibyte - 4096)))
+            uploaded = client.files.create(file=("requests.jsonl", content), purpose="batch")
+            before = memory(pid)
+            asked = {"input_file_id": uploaded.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+            made = [client.batches.create(**asked) for _ in range(batches)]
+            for batch in made:
+                until(client, batch.id, lambda now: now.status == "in_progress", "the batch runs")
+            wait_until(lambda: gateway.metric("penstock_batch_lines_running") == 8, "eight lines run")
+
+            def grown() -> int:
+                return (memory(pid) - before) // mebibyte
+
+            # For as long as it took to read all of them, before lines waited without their texts.
+            ends = time.monotonic() + 3
+            while time.monotonic() < ends:
+                assert grown() < 96, f"{grown()} MiB"

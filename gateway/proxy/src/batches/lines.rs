@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use penstock_proto::ErrorKind;
 use penstock_store::{BatchId, BatchRecord, FileId, Line, LineResult, StoreError, Tenant};
-use penstock_types::Dialect;
+use penstock_types::{Dialect, Surface};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -20,12 +20,13 @@ use super::slots::Queue;
 use crate::background_answer::{Whole, answer_whole};
 use crate::batch_text::{self, MESSAGES, error_line, message_line, result_line, surface_of};
 use crate::handler::caught;
+use penstock_auth::Principal;
 use penstock_base::asker::Asker;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
-use penstock_http::Body;
 use penstock_http::budget::BudgetExhausted;
 use penstock_http::exchange::new_request_id;
+use penstock_http::{Body, BodyLease};
 use penstock_telemetry::Metric;
 use penstock_types::ask::Ask;
 use penstock_upstream::call::Call;
@@ -57,6 +58,12 @@ struct Job {
     output: Arc<Output>,
     /// End of the batch's completion window; lines without a result then expire.
     deadline: Instant,
+}
+
+impl Job {
+    fn surface(&self) -> Result<Surface, Failure> {
+        surface_of(&self.endpoint).ok_or_else(|| Failure::internal("a batch for an unknown endpoint"))
+    }
 }
 
 /// Runs lines until every one has a result, the window ends, or the batch is cancelled; then the batch is finalizing or
@@ -124,9 +131,6 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
 async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let (keeper, gateway) = (job.bench.keeper(), &job.bench.gateway);
     let attempts_max = gateway.serving().config.batches.attempts_max;
-    let range = line.at..line.at + u64::from(line.bytes);
-    let text = keeper.store.read(&job.tenant, &job.input, range).await?;
-    let text = text.ok_or(StoreError::Misuse("the input file of the batch is gone"))?;
     let mut attempt = 1;
     loop {
         let slot = job.bench.slots.take(&job.queue).await?;
@@ -142,11 +146,13 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
         }
         let running = Guard::new(&keeper.running.lines);
         let request_id = new_request_id();
-        let answered = caught(answer(&job, &text, &request_id)).await;
-        let answered = answered.unwrap_or_else(|panic| {
-            gateway.metrics.count(Metric::Panics, &[]);
-            Err(Failure::internal(panic))
-        });
+        let answered = match caught(answer(&job, &line, &request_id)).await {
+            Ok(answered) => answered?,
+            Err(panic) => {
+                gateway.metrics.count(Metric::Panics, &[]);
+                Err(Failure::internal(panic))
+            }
+        };
         drop(running);
         match answered {
             Err(failure) if failure.should_retry() && attempt < attempts_max => {
@@ -179,23 +185,51 @@ fn pause(attempt: u32, asked: Option<Duration>) -> Duration {
     doubled.min(PAUSE_MAX).max(asked.unwrap_or_default())
 }
 
-async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Whole, Failure> {
+/// One attempt at a line. The line's text is in memory from here on, charged as a request's body is, and not longer than
+/// the attempt: lines that wait for a slot, or for their next attempt, have none.
+///
+/// # Errors
+/// The store did not give the text. A failure of the attempt is the inner result.
+async fn answer(job: &Job, line: &Line, request_id: &str) -> Result<Result<Whole, Failure>, StoreError> {
+    let (principal, lease) = match admitted(job, line).await {
+        Ok(admitted) => admitted,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    let range = line.at..line.at + u64::from(line.bytes);
+    let text = job.bench.keeper().store.read(&job.tenant, &job.input, range).await?;
+    let text = text.ok_or(StoreError::Misuse("the input file of the batch is gone"))?;
+    Ok(answer_text(job, text, lease, &principal, request_id).await)
+}
+
+/// The batch's owner with the rights that it has now, and a lease that covers the line's text.
+async fn admitted(job: &Job, line: &Line) -> Result<(Arc<Principal>, BodyLease), Failure> {
     let gateway = &job.bench.gateway;
-    let request = batch_text::request(text, &job.endpoint).map_err(|fault| {
+    let (serving, store) = (gateway.serving(), job.bench.keeper().store.as_ref());
+    let principal = gateway.guard.recall(&serving.identity, store, job.tenant.as_str(), job.surface()?).await?;
+    let mut lease = gateway.bodies.lease_of(Asker::new(principal.tenant(), None));
+    lease.cover(line.bytes as usize).map_err(BudgetExhausted::failure)?;
+    Ok((principal, lease))
+}
+
+async fn answer_text(
+    job: &Job,
+    text: Bytes,
+    lease: BodyLease,
+    principal: &Arc<Principal>,
+    request_id: &str,
+) -> Result<Whole, Failure> {
+    let gateway = &job.bench.gateway;
+    let request = batch_text::request(&text, &job.endpoint).map_err(|fault| {
         Failure::new(ErrorKind::InvalidRequest, fault.message).param(fault.param.unwrap_or_default())
     })?;
-    let surface = surface_of(&job.endpoint).ok_or_else(|| Failure::internal("a batch for an unknown endpoint"))?;
-    let (serving, store) = (gateway.serving(), job.bench.keeper().store.as_ref());
-    let principal = gateway.guard.recall(&serving.identity, store, job.tenant.as_str(), surface).await?;
-    let mut lease = gateway.bodies.lease_of(Asker::new(principal.tenant(), None));
-    lease.cover(request.body.len()).map_err(BudgetExhausted::failure)?;
+    drop(text);
     let body = Body { bytes: request.body, lease };
-    let mut call =
-        Call::new(Ask::new(surface), body, request_id.to_owned(), HeaderMap::new(), penstock_dialects::decode).await?;
+    let ask = Ask::new(job.surface()?);
+    let mut call = Call::new(ask, body, request_id.to_owned(), HeaderMap::new(), penstock_dialects::decode).await?;
     call.background = true;
-    let deadline = serving.config.request_timeout.map(|limit| Instant::now() + limit);
+    let deadline = gateway.serving().config.request_timeout.map(|limit| Instant::now() + limit);
     let deadline = deadline.map_or(job.deadline, |deadline| deadline.min(job.deadline));
-    answer_whole(gateway, &principal, call, Some(deadline.into_std())).await
+    answer_whole(gateway, principal, call, Some(deadline.into_std())).await
 }
 
 /// Line of the output file or of the errors file.
