@@ -245,7 +245,8 @@ async fn tunnel(
         return send(exchange, answered).await;
     };
     let mut fields = std::mem::take(&mut answered.fields);
-    for name in [header::SEC_WEBSOCKET_ACCEPT, header::SEC_WEBSOCKET_PROTOCOL] {
+    // All that both sides agreed on: frames of an extension that the client was not told of are errors to it.
+    for name in [header::SEC_WEBSOCKET_ACCEPT, header::SEC_WEBSOCKET_PROTOCOL, header::SEC_WEBSOCKET_EXTENSIONS] {
         let value = answered.response.headers.get(&name).cloned();
         fields.extend(value.map(|value| (name, value)));
     }

@@ -557,7 +557,8 @@ async fn operations_need_a_model_that_is_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_websocket_is_a_tunnel() {
-    let open = "HTTP/1.1 101 Switching\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-accept: abc=\r\n\r\nfirst";
+    let open = "HTTP/1.1 101 Switching\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-accept: abc=\r\n\
+                sec-websocket-protocol: realtime\r\nsec-websocket-extensions: permessage-deflate\r\n\r\nfirst";
     let (provider, front) =
         setup(vec![vec![say(open), Step::Gate, say(" last"), Step::Close]], "key_env = \"KEY_A\"").await;
     let mut client = Client::connect(front.address).await;
@@ -565,12 +566,16 @@ async fn a_websocket_is_a_tunnel() {
         .send(
             "GET /v1/realtime?model=big HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
              Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: realtime, openai-insecure-api-key.sk-client\r\n\
-             Authorization: Bearer sk-client\r\n\r\n",
+             Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\nAuthorization: Bearer sk-client\r\n\r\n",
         )
         .await;
     let reply = client.until(Duration::from_secs(10), |text| text.ends_with("first")).await;
     assert!(reply.status == 101 && reply.header("sec-websocket-accept") == Some("abc="), "{}", reply.text);
+    // The frames are made by what both sides agreed on.
+    let agreed = ["sec-websocket-protocol", "sec-websocket-extensions"].map(|name| reply.header(name));
+    assert_eq!(agreed, [Some("realtime"), Some("permessage-deflate")], "{}", reply.text);
     let request = &provider.seen.requests()[0];
+    assert!(request.contains("sec-websocket-extensions: permessage-deflate; client_max_window_bits\r\n"), "{request}");
     assert!(
         request.starts_with("GET /v1/realtime?model=big HTTP/1.1\r\n")
             && request.contains("sec-websocket-protocol: realtime\r\n"),
