@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderName, StatusCode, header};
+use http::{HeaderName, Method, StatusCode, header};
 use penstock_proto::ErrorKind;
 use penstock_types::Dialect;
 use pingora_core::protocols::Stream;
@@ -354,10 +354,14 @@ impl Exchange {
 
     async fn write_piece(&mut self, data: Bytes, last: bool) -> Result<(), Gone> {
         let stall = self.limits.write_stall;
+        let has_body = self.head.method != Method::HEAD;
         let write = async {
             match &mut self.side {
                 Side::Http1(wire) => wire.send(data, last).await,
                 Side::Http2(session) => {
+                    // The framing of HTTP/1 leaves out the body of an answer to HEAD by itself. An empty piece that is not
+                    // the last is not written.
+                    let data = if has_body { data } else { Bytes::new() };
                     let write = timeout(stall, session.write_response_body(data, last)).await;
                     if matches!(write, Ok(Ok(()))) { Ok(()) } else { Err(Gone) }
                 }

@@ -1,7 +1,7 @@
 //! Routes of `/v1/files`.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, Method, header};
 use penstock_proto::ErrorKind;
 use penstock_store::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, NewFile, Tenant};
 use penstock_types::ApiError;
@@ -167,8 +167,11 @@ pub(super) async fn content(visit: &mut Visit<'_>, id: &str) -> Result<(), End> 
     Ok(visit.exchange.write(Bytes::new(), true).await?)
 }
 
-/// Sends the bytes of a file as a part of an answer that has begun.
+/// Sends the bytes of a file as a part of an answer that has begun; for one without a body, nothing is read.
 pub(super) async fn send(visit: &mut Visit<'_>, record: &FileRecord) -> Result<(), End> {
+    if visit.exchange.head.method == Method::HEAD {
+        return Ok(());
+    }
     let mut at = 0;
     while at < record.bytes {
         let piece = read(visit, &visit.tenant, record, at).await?;

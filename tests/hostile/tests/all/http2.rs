@@ -82,6 +82,28 @@ async fn many_streams_share_a_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_to_head_have_a_head_alone() {
+    let server = Server::start("").await;
+    let requests = connect(&server).await;
+    for (path, status) in [("/health", 200), ("/v1/models", 200), ("/v1/embeddings", 405), ("/nothing", 404)] {
+        let request = Request::head(format!("http://a{path}")).body(()).expect("a request");
+        let mut ready = requests.clone().ready().await.expect("ready");
+        let (response, _) = ready.send_request(request, true).expect("sent");
+        let response = timeout(PATIENCE, response).await.expect("in time").expect("an answer");
+        assert_eq!(response.status(), status, "{path}");
+        let length =
+            response.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        assert!(length.is_some_and(|length| length > 0), "{path}: the length that GET would have");
+        let (mut body, mut bytes) = (response.into_body(), 0);
+        while let Some(data) = timeout(PATIENCE, body.data()).await.expect("in time") {
+            bytes += data.unwrap_or_else(|error| panic!("{path}: {error}")).len();
+        }
+        assert_eq!(bytes, 0, "{path}");
+    }
+    others_are_served(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_length_that_lies_is_never_dispatched() {
     let server = Server::start("").await;
     for change in [-5i64, 5] {
