@@ -68,10 +68,20 @@ impl Decoder {
     /// Decodes `input` and appends the payload to `out`. Returns the bytes consumed: all of them, or up to the end of
     /// the body. The caller bounds `out`: the payload is at most as long as `input`.
     pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, ChunkFault> {
+        self.feed_up_to(usize::MAX, input, out)
+    }
+
+    /// Like [`Decoder::feed`], but stops in front of payload that would make `out` longer than `bytes_max`: then it has
+    /// consumed less than `input`, and [`Decoder::is_done`] is false.
+    pub fn feed_up_to(&mut self, bytes_max: usize, input: &[u8], out: &mut Vec<u8>) -> Result<usize, ChunkFault> {
         let mut at = 0;
         while at < input.len() && self.state != State::Done {
             if let State::Data { left } = self.state {
-                let take = usize::try_from(left).unwrap_or(usize::MAX).min(input.len() - at);
+                let room = bytes_max.saturating_sub(out.len());
+                let take = usize::try_from(left).unwrap_or(usize::MAX).min(input.len() - at).min(room);
+                if take == 0 {
+                    return Ok(at);
+                }
                 out.extend_from_slice(&input[at..at + take]);
                 at += take;
                 self.payload += take;
@@ -154,6 +164,16 @@ mod tests {
         for piece in 1..=body.len() {
             let (out, used, done) = decode(body, piece).expect("valid");
             assert_eq!((out.as_slice(), used, done), (&b"hello world"[..], body.len() - 3, true), "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn stops_in_front_of_payload_beyond_a_bound() {
+        let body = b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
+        for (bytes_max, used, done) in [(4, 7, false), (5, 13, false), (10, 18, false), (11, body.len(), true)] {
+            let (mut decoder, mut out) = (Decoder::default(), Vec::new());
+            assert_eq!(decoder.feed_up_to(bytes_max, body, &mut out), Ok(used), "{bytes_max}");
+            assert_eq!((out.as_slice(), decoder.is_done()), (&b"hello world"[..bytes_max], done), "{bytes_max}");
         }
     }
 

@@ -611,10 +611,11 @@ impl Intake {
     }
 
     async fn read_chunked(&mut self, stream: &mut Stream, buf: &mut BytesMut) -> Result<(), BodyFault> {
-        let mut decoder = Decoder::default();
+        let (mut decoder, bytes_max) = (Decoder::default(), self.limits.body_bytes_max);
         loop {
-            self.make_room(buf.len())?;
-            let used = decoder.feed(buf, &mut self.bytes).map_err(|fault| {
+            // Not every byte needs to be payload: the limit is that of the payload alone.
+            self.make_room(buf.len().min(bytes_max.saturating_sub(self.bytes.len())))?;
+            let used = decoder.feed_up_to(bytes_max, buf, &mut self.bytes).map_err(|fault| {
                 BodyFault::Refuse(Failure::new(
                     ErrorKind::Malformed,
                     format!("The chunked body is not valid: {fault}."),
@@ -623,6 +624,9 @@ impl Intake {
             let _ = buf.split_to(used);
             if decoder.is_done() {
                 return Ok(());
+            }
+            if !buf.is_empty() {
+                return Err(self.too_large());
             }
             tokio::task::consume_budget().await;
             buf.reserve(READ_BYTES);

@@ -144,6 +144,30 @@ async fn a_good_chunked_body_is_served_at_every_split() {
     }
 }
 
+/// The limit is that of the payload, however it is framed, and whatever follows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chunked_body_of_the_largest_size_is_served() {
+    const BYTES_MAX: usize = 100_000;
+    let server = Server::start(&format!("[server]\nbody_bytes_max = {BYTES_MAX}\n")).await;
+    let json = r#"{"model":"puppet","messages":[{"role":"user","content":"say 2"}]}"#;
+    for (bytes, chunk, status) in
+        [(BYTES_MAX, BYTES_MAX, 200), (BYTES_MAX, 1000, 200), (BYTES_MAX - 10, 7000, 200), (BYTES_MAX + 1, 1000, 413)]
+    {
+        let body = format!("{json}{}", " ".repeat(bytes - json.len()));
+        let mut text = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned();
+        for piece in body.as_bytes().chunks(chunk) {
+            text += &format!("{:x}\r\n{}\r\n", piece.len(), std::str::from_utf8(piece).expect("text"));
+        }
+        text += "0\r\n\r\n";
+        let mut client = Client::connect(server.address).await;
+        client.send(format!("{text}{}", raw::get("/nothing"))).await;
+        let reply = client.until(penstock_hostile::PATIENCE, |text| text.contains("\"error\"")).await;
+        assert_eq!(reply.status, status, "{bytes} bytes in chunks of {chunk}: {}", reply.text);
+        // The next request behind a body that was taken is answered.
+        assert_eq!(reply.text.contains("unknown_url"), status == 200, "{bytes} in {chunk}: {}", reply.text);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tiny_chunks_cost_no_one_else() {
     let server = Server::start("").await;
