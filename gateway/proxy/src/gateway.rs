@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use penstock_machine::{Bound, Machine};
 use penstock_store::Store;
 use penstock_types::Surface;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::certificate::Certificate;
 use crate::keeper::Keeper;
@@ -84,6 +84,8 @@ pub struct Gateway {
     pub(crate) picker_certificate: OnceLock<Arc<Certificate>>,
     /// True when another process serves: this one ends when its answers have.
     leaving: AtomicBool,
+    /// Notification of [`Gateway::leave`].
+    left: Notify,
     /// Whether each kind of [`Beside`] work has ended.
     rested: [AtomicBool; 3],
     /// Number of configs that have come into force; watchers wake when it rises.
@@ -135,6 +137,7 @@ impl Gateway {
             certificate: OnceLock::new(),
             picker_certificate: OnceLock::new(),
             leaving: AtomicBool::new(false),
+            left: Notify::new(),
             rested: [const { AtomicBool::new(true) }; 3],
             swaps: watch::Sender::new(0),
             keeper: None,
@@ -264,6 +267,7 @@ impl Gateway {
     /// still answered.
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::SeqCst);
+        self.left.notify_waiters();
         if let Some(keeper) = &self.keeper {
             keeper.wake.notify_one();
             keeper.wake_responses.notify_one();
@@ -279,6 +283,16 @@ impl Gateway {
     /// Returns true if another process has taken over and this one ends when its answers have.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::SeqCst)
+    }
+
+    /// Waits until another process has taken over. Cancel-safe.
+    pub(crate) async fn left(&self) {
+        let mut left = std::pin::pin!(self.left.notified());
+        // Registered before the look, so that no notification is missed between the two.
+        left.as_mut().enable();
+        if !self.is_leaving() {
+            left.await;
+        }
     }
 
     /// Sets whether the work of kind `what` has ended.

@@ -159,8 +159,11 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
                 drop(slot);
                 gateway.metrics.count(Metric::BatchLines, &[("outcome", "retried")]);
                 tracing::debug!(batch = %job.id, line = line.line, attempt, kind = ?failure.kind, "a batch line is retried");
-                sleep(pause(attempt, failure.retry_after)).await;
-                attempt += 1;
+                tokio::select! {
+                    () = sleep(pause(attempt, failure.retry_after)) => attempt += 1,
+                    // The next attempt is the other process's, which gets the lead when nothing runs here any more.
+                    () = gateway.left() => return Ok(()),
+                }
             }
             answered => {
                 // Until the result is kept, the memory of the answer is its memory.

@@ -152,7 +152,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
 }
 
 /// Looks at the store once: starts batches that wait, cancels those that are to be cancelled. `false`: another gateway
-/// leads.
+/// leads. While this process leaves, it keeps the lead until its last line has ended, and begins nothing.
 async fn turn(
     bench: &Arc<Bench>,
     tasks: &mut JoinSet<()>,
@@ -160,7 +160,16 @@ async fn turn(
 ) -> Result<bool, StoreError> {
     let keeper = bench.keeper();
     active.retain(|_, running| !running.task.is_finished());
-    if bench.gateway.is_leaving() || !keeper.store.lead().await? {
+    if bench.gateway.is_leaving() {
+        for (id, running) in &*active {
+            let batch = keeper.store.batch(&running.tenant, id).await?;
+            if batch.is_none_or(|batch| batch.status == BatchStatus::Cancelling) {
+                running.cancel.send_replace(true);
+            }
+        }
+        return Ok(!active.is_empty() && keeper.store.lead().await?);
+    }
+    if !keeper.store.lead().await? {
         return Ok(false);
     }
     for open in keeper.store.open_batches(LOOK_MAX).await? {

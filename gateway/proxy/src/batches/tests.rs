@@ -8,7 +8,10 @@ use std::task::{Context, Poll};
 use async_trait::async_trait;
 use bytes::Bytes;
 use penstock_proto::ErrorKind;
-use penstock_store::{BatchRecord, CHUNK_BYTES_MAX, FileId, NewBatch, NewFile, Sqlite, SqliteOptions, Store, Tenant};
+use penstock_store::{
+    BatchRecord, CHUNK_BYTES_MAX, FileId, NewBatch, NewFile, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
+    ResponseStatus, Sqlite, SqliteOptions, Store, Tenant,
+};
 use penstock_types::ChatEvent;
 use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
@@ -22,10 +25,13 @@ use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Events, Facts, Origin, Prepared, Upstream, not_forwarded};
 
-/// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `panic`, `hang`.
+/// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `later` asks for an hour's
+/// pause, `panic`, `hang`.
 #[derive(Default)]
 struct Script {
     opened: AtomicUsize,
+    /// Calls that hang now.
+    hanging: AtomicUsize,
     seen: Mutex<HashMap<Bytes, u32>>,
 }
 
@@ -52,11 +58,15 @@ impl Upstream for Script {
         if text.contains("bad") {
             return Err(Failure::new(ErrorKind::InvalidRequest, "It is bad.").param("do"));
         }
+        if text.contains("later") {
+            return Err(Failure::new(ErrorKind::Overloaded, "Not now.").retry_after(Duration::from_secs(3600)));
+        }
         if text.contains("flaky") && times == 1 {
             return Err(Failure::new(ErrorKind::Overloaded, "Not now."));
         }
         assert!(!text.contains("panic"), "as asked");
         if text.contains("hang") {
+            let _hanging = Hanging::new(&self.hanging);
             std::future::pending::<()>().await;
         }
         Ok(Box::new(Once(Some(call.body.clone()))))
@@ -87,6 +97,22 @@ impl Upstream for Script {
     }
 
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
+}
+
+/// Guard of a call that hangs: dropped when the call is cancelled.
+struct Hanging<'a>(&'a AtomicUsize);
+
+impl<'a> Hanging<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Events whose one answer is the request.
@@ -155,6 +181,29 @@ impl Bed {
         self.until(tenant, id, |batch| batch.status.is_end()).await
     }
 
+    /// Waits until so many calls were made.
+    async fn opened(&self, count: usize) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.script.opened.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < deadline, "{} calls", self.script.opened.load(Ordering::SeqCst));
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until so many calls hang.
+    async fn hangs(&self, count: usize) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.script.hanging.load(Ordering::SeqCst) != count {
+            assert!(Instant::now() < deadline, "{} calls hang", self.script.hanging.load(Ordering::SeqCst));
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until a runner has ended, as it does when another process serves and nothing runs in this one.
+    async fn rests(runner: &mut tokio::task::JoinHandle<()>) {
+        tokio::time::timeout(Duration::from_secs(60), runner).await.expect("in time").expect("no panic");
+    }
+
     async fn lines(&self, tenant: &Tenant, id: Option<&FileId>) -> Vec<String> {
         let Some(id) = id else { return Vec::new() };
         let record = self.store.file(tenant, id).await.expect("read").expect("there");
@@ -212,6 +261,22 @@ fn file(what: &[&str]) -> String {
         format!(r#"{{"custom_id":"c{at}","method":"POST","url":"/v1/chat/completions","body":{body}}}"#)
     };
     what.iter().enumerate().map(|line_of| line(line_of) + "\n").collect()
+}
+
+/// A response that waits in the background, with this request.
+fn queued_response(request: &str) -> ResponseRecord {
+    ResponseRecord {
+        id: ResponseId::random(),
+        status: ResponseStatus::Queued,
+        previous: None,
+        created: unix_seconds(),
+        expires: tomorrow(),
+        body: "{}".into(),
+        input: "[]".into(),
+        output: "[]".into(),
+        request: request.to_owned().into(),
+        event_bytes: 0,
+    }
 }
 
 fn tomorrow() -> u64 {
@@ -353,4 +418,67 @@ async fn what_a_runner_left_is_done_by_the_next_once() {
         assert!(line.contains(&format!("\"custom_id\":\"c{at}\"")), "line {at}: {line}");
     }
     assert_eq!(lines.len(), 400);
+}
+
+#[tokio::test]
+async fn a_line_that_pauses_does_not_keep_the_lead_of_a_process_that_leaves() {
+    let mut bed = Bed::new(memory(), "");
+    let id = bed.batch(&nobody(), &file(&["ok", "later"]), tomorrow()).await;
+    bed.until(&nobody(), &id, |batch| batch.counts.completed == 1).await;
+    bed.opened(2).await;
+    bed.gateway.leave();
+    Bed::rests(&mut bed.runner).await;
+    let batch = bed.store.batch(&nobody(), &id).await.expect("read").expect("there");
+    assert_eq!((batch.status, batch.counts.completed, batch.counts.failed), (BatchStatus::InProgress, 1, 0));
+}
+
+#[tokio::test]
+async fn a_batch_is_cancelled_in_the_process_that_leaves() {
+    let mut bed = Bed::new(memory(), "");
+    let id = bed.batch(&nobody(), &file(&["ok", "hang"]), tomorrow()).await;
+    bed.until(&nobody(), &id, |batch| batch.counts.completed == 1).await;
+    bed.hangs(1).await;
+    bed.gateway.leave();
+    bed.store.cancel_batch(&nobody(), &id, unix_seconds()).await.expect("cancelled");
+    bed.hangs(0).await;
+    Bed::rests(&mut bed.runner).await;
+    // Its end is the next leader's.
+    let batch = bed.store.batch(&nobody(), &id).await.expect("read").expect("there");
+    assert_eq!((batch.status, batch.counts.completed, batch.counts.failed), (BatchStatus::Cancelling, 1, 0));
+    let next = Bed::new(bed.store.clone(), "");
+    assert_eq!(next.ended(&nobody(), &id).await.status, BatchStatus::Cancelled);
+}
+
+#[tokio::test]
+async fn a_background_response_is_cancelled_in_the_process_that_leaves() {
+    let bed = Bed::new(memory(), "");
+    let mut runner = tokio::spawn(background::run(bed.gateway.clone()));
+    let record = queued_response(r#"{"model":"m","input":"hang","background":true}"#);
+    let id = record.id.clone();
+    let room = ResponseRoom { tenant_max: 10, tenant_bytes_max: 1 << 20, bytes_max: 1 << 20 };
+    bed.store.save_response(&nobody(), record, room).await.expect("saved");
+    bed.gateway.keeper().expect("a store").wake_responses.notify_one();
+    bed.hangs(1).await;
+    bed.gateway.leave();
+    // As another process does it.
+    let (body, output) = (Bytes::from_static(b"{}"), Bytes::from_static(b"[]"));
+    let change = ResponseChange { status: ResponseStatus::Ended, body, output, events: Bytes::new() };
+    assert!(bed.store.update_response(&id, change, None).await.expect("changed"));
+    bed.hangs(0).await;
+    Bed::rests(&mut runner).await;
+}
+
+/// As long as this process has the lead, no other one can delete what has expired, and make room for results.
+#[tokio::test]
+async fn a_process_that_leaves_sweeps_while_it_has_the_lead() {
+    let bed = Bed::new(memory(), "");
+    let id = bed.batch(&nobody(), &file(&["hang"]), tomorrow()).await;
+    bed.hangs(1).await;
+    bed.gateway.leave();
+    let bench = Bench::new(bed.gateway.clone());
+    let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
+    let (cancel, _cancelled) = watch::channel(false);
+    let mut active = HashMap::from([(id, Active { tenant: nobody(), cancel, task })]);
+    assert!(turn(&bench, &mut JoinSet::new(), &mut active).await.expect("looked"), "it leads");
+    assert!(!turn(&bench, &mut JoinSet::new(), &mut HashMap::new()).await.expect("looked"), "nothing keeps it");
 }

@@ -163,7 +163,12 @@ impl Runner {
         while let Some(ended) = self.tasks.try_join_next() {
             self.left(ended);
         }
-        if gateway.is_leaving() || !keeper.store.lead().await? {
+        if gateway.is_leaving() {
+            // What rests here goes on in the other process, where cancels come in, too.
+            self.resting.clear();
+            return self.stop_closed(gateway, &[]).await;
+        }
+        if !keeper.store.lead().await? {
             return Ok(());
         }
         keeper.response_bytes.store(keeper.store.response_bytes().await?, Ordering::Relaxed);
