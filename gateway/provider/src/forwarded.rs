@@ -31,8 +31,10 @@ impl ProviderUpstream {
             connect: config.connect_timeout,
             head: config.answer_timeout,
             silence: config.idle_timeout,
-            whole: None,
+            whole: forward.deadline.map(tokio::time::Instant::from_std),
         };
+        let wait_by = std::time::Instant::now() + config.pacing.wait;
+        let wait_by = forward.deadline.map_or(wait_by, |deadline| deadline.min(wait_by));
         let mut asked = match &forward.body {
             Some(body) => {
                 let kind = forward.headers.get(header::CONTENT_TYPE).cloned();
@@ -44,7 +46,7 @@ impl ProviderUpstream {
                     uses: Use::new(&self.model, &path),
                     // The tokens of an undecoded operation are unknown.
                     tokens: 0,
-                    wait_by: std::time::Instant::now() + config.pacing.wait,
+                    wait_by,
                     method: Method::POST,
                     path,
                     headers,
@@ -63,7 +65,7 @@ impl ProviderUpstream {
                     uses: Use::new(&self.model, &path),
                     // The tokens of an undecoded operation are unknown.
                     tokens: 0,
-                    wait_by: std::time::Instant::now() + config.pacing.wait,
+                    wait_by,
                     method: Method::GET,
                     path,
                     headers,

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::gateway::Gateway;
 use crate::handler::{End, watched};
+use crate::request_headers;
 use crate::request_log::Trail;
 use crate::serving::Serving;
 use crate::web::Content;
@@ -55,6 +56,9 @@ pub(crate) async fn serve(
     principal: &Principal,
 ) -> Result<(), End> {
     let mut headers = std::mem::take(&mut exchange.head.headers);
+    let started = exchange.started.into_std();
+    let own = serving.config.request_timeout.map(|limit| started + limit);
+    let deadline = request_headers::deadline(own, &headers, started)?;
     let mut body = exchange.read_body(&gateway.bodies).await?;
     if path == MODERATIONS {
         body.bytes = with_model(&headers, body.bytes, serving.config.moderation_model.as_deref())?;
@@ -76,6 +80,7 @@ pub(crate) async fn serve(
         model_at: Some(at),
         trace: trail.trace.clone(),
         asker: exchange.asker(),
+        deadline,
     };
     let plain = plain(exchange, trail);
     let held = penstock_governed::admit_plain(&gateway.governor, &serving.rules, principal, &entry, &plain).await?;
@@ -224,7 +229,9 @@ pub(crate) async fn realtime(
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     let headers = std::mem::take(&mut exchange.head.headers);
     let (asker, trace) = (exchange.asker(), trail.trace.clone());
-    let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace, asker };
+    // No whole answer to wait for: a tunnel lasts for as long as both sides have something to say.
+    let deadline = None;
+    let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace, asker, deadline };
     let plain = plain(exchange, trail);
     let held = penstock_governed::admit_plain(&gateway.governor, &serving.rules, principal, &entry, &plain).await?;
     let ended = async {

@@ -33,9 +33,21 @@ const SESSION_BYTES_MAX: usize = 1024;
 /// # Errors
 /// A timeout that is no number above 0, or a name of a conversation that is no short text.
 pub(crate) fn read(origin: Origin, headers: &HeaderMap, started: Instant) -> Result<Origin, Failure> {
-    let patience = patience(headers)?.map(|patience| started + patience);
-    let deadline = origin.deadline.into_iter().chain(patience).min();
+    let deadline = deadline(origin.deadline, headers, started)?;
     Ok(Origin { deadline, session: session(headers)?, explain: events::asks_route(headers), ..origin })
+}
+
+/// Deadline of a request that came at `started`: that of its client's header fields, or `own` where that is sooner.
+///
+/// # Errors
+/// A timeout that is no number above 0.
+pub(crate) fn deadline(
+    own: Option<Instant>,
+    headers: &HeaderMap,
+    started: Instant,
+) -> Result<Option<Instant>, Failure> {
+    let patience = patience(headers)?.map(|patience| started + patience);
+    Ok(own.into_iter().chain(patience).min())
 }
 
 /// Timeout of the client: the shortest of the header fields.

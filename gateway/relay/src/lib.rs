@@ -145,7 +145,12 @@ impl Upstream for Relay {
         Ok(Prepared { measured: most, opener })
     }
 
-    async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {
+    async fn forward(&self, mut forward: Arc<Forward>) -> Result<Forwarded, Failure> {
+        if let Some(limit) = self.0.rules.timeout.filter(|_| forward.body.is_some()) {
+            let mut sooner = Arc::unwrap_or_clone(forward);
+            sooner.deadline = sooner.deadline.into_iter().chain([Instant::now() + limit]).min();
+            forward = Arc::new(sooner);
+        }
         let mut failure = None;
         for target in &self.0.targets {
             match target.upstream.forward(forward.clone()).await {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -12,6 +13,7 @@ use penstock_telemetry::Trace;
 use crate::Asker;
 
 /// Request that goes to a provider unread, because no dialect here parses the operation.
+#[derive(Clone)]
 pub struct Forward {
     /// Path behind the API's base, with its query: `/audio/speech`.
     pub path: String,
@@ -25,6 +27,8 @@ pub struct Forward {
     pub trace: Option<Arc<Trace>>,
     /// Hash of the key or address that asks.
     pub asker: Asker,
+    /// Instant by which the whole answer must have ended; `None`: no limit, as for a WebSocket.
+    pub deadline: Option<Instant>,
 }
 
 /// Provider's answer to a forwarded operation, with its body still arriving.

@@ -138,7 +138,7 @@ impl Host for RequestHost {
         let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         let path = path.strip_prefix("/v1").unwrap_or(path).to_owned();
         let model_at = seen.model_at.map(|at| (at, true));
-        let forward = Forward { path, headers, body: Some(body), model_at, trace: None, asker };
+        let forward = Forward { path, headers, body: Some(body), model_at, trace: None, asker, deadline: None };
         let asked = async {
             let mut answered = entry.upstream.forward(Arc::new(forward)).await.map_err(said)?;
             let bytes = read(model, &mut answered.response.body, OPERATION_BYTES_MAX).await?;

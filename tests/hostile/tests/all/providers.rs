@@ -537,6 +537,36 @@ async fn operations_that_nobody_reads_are_passed_on() {
     assert!(requests.iter().all(|request| request.contains("authorization: Bearer sk-aaaa")));
 }
 
+/// Of the gateway, of the model and of the client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operation_that_is_passed_on_has_the_deadlines_of_other_requests() {
+    let trickle = vec![
+        say("HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ncontent-length: 9000000\r\n\r\n"),
+        Step::Pace(b"x".to_vec(), 20),
+    ];
+    let relayed = "[[models]]\nname = \"short\"\ntimeout_ms = 300\nto = [{ provider = \"acme\", model = \"big\" }]\n";
+    let ask = |model: &str, field: &str| {
+        let request = post("/v1/audio/speech", &format!(r#"{{"model":"{model}","input":"hi"}}"#));
+        request.replacen("Host: a", &format!("Host: a\r\nConnection: close{field}"), 1)
+    };
+    for (more, model, field) in [
+        ("", "big", "\r\nx-request-timeout-ms: 300"),
+        (relayed, "short", ""),
+        ("[server]\nrequest_timeout_ms = 300\n", "big", ""),
+    ] {
+        let (provider, front) = setup(vec![trickle.clone(), vec![Step::Hang]], more).await;
+        let broken = send(front.address, ask(model, field)).await;
+        assert!(broken.status == 200 && broken.closed, "{more} {field}: {}", broken.text);
+        eventually("the provider is left", || provider.seen.left().is_some()).await;
+        let silent = send(front.address, ask(model, field)).await;
+        assert_eq!(silent.status, 504, "{more} {field}: {}", silent.text);
+    }
+    let (provider, front) = setup(vec![trickle], "").await;
+    let odd = send(front.address, ask("big", "\r\nx-request-timeout-ms: soon")).await;
+    assert!(odd.status == 400 && odd.text.contains("x-request-timeout-ms"), "{}", odd.text);
+    assert!(provider.seen.requests().is_empty());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operations_need_a_model_that_is_served() {
     let cut = vec![say("HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ncontent-length: 9\r\n\r\nID3"), Step::Close];
