@@ -17,6 +17,9 @@ use penstock_types::sse::EVENT_BYTES_MAX;
 /// Least capacity of the buffer handed out for the next bytes.
 const PIECE_BYTES: usize = 128 << 10;
 
+/// Mark that an event stream may begin with (HTML, 9.2.5).
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
 /// Inspector of one streamed answer.
 #[derive(Debug)]
 pub struct Watch {
@@ -35,6 +38,8 @@ pub struct Watch {
     data: Data,
     /// True if the last byte searched was CR: an LF behind it belongs to it.
     after_cr: bool,
+    /// True if the first line has been looked at, so that a byte order mark is no longer possible.
+    begun: bool,
     fault: Option<ProviderFault>,
 }
 
@@ -61,6 +66,7 @@ impl Watch {
             event: 0,
             data: Data::None,
             after_cr: false,
+            begun: false,
             fault: None,
         }
     }
@@ -112,6 +118,7 @@ impl Watch {
     /// As [`Watch::take`]; also if the answer is not complete.
     pub fn end(&mut self) -> Result<Option<Bytes>, ProviderFault> {
         if self.fault.is_none() && self.event < self.held.len() {
+            self.skip_mark();
             if self.line < self.held.len() {
                 self.end_line(self.held.len());
             }
@@ -164,6 +171,7 @@ impl Watch {
                     None => self.after_cr = true,
                 }
             }
+            self.skip_mark();
             let empty = end == self.line;
             if !empty {
                 self.end_line(end);
@@ -173,6 +181,13 @@ impl Watch {
                 self.end_event(next, dropped);
                 return self.fault.is_none().then_some(next);
             }
+        }
+    }
+
+    /// Skips the byte order mark that the stream's first line may begin with; it is forwarded with its event.
+    fn skip_mark(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) && self.held[self.line..].starts_with(BYTE_ORDER_MARK) {
+            self.line += BYTE_ORDER_MARK.len();
         }
     }
 

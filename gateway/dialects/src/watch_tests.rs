@@ -199,6 +199,28 @@ fn gemini_is_complete_with_a_finish_reason() {
 }
 
 #[test]
+fn a_byte_order_mark_hides_no_event() {
+    let event = "data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"a\"}]},\"finishReason\":\"STOP\"}],\
+        \"usageMetadata\":{\"promptTokenCount\":3,\"candidatesTokenCount\":2}}\n\n";
+    for (text, is_seen) in [
+        (format!("\u{feff}{event}"), true),
+        (format!("\u{feff}\n{event}"), true),
+        // Anywhere else the mark is a part of the line's name.
+        (format!("\n\u{feff}{event}"), false),
+        (format!("\u{feff}\u{feff}{event}"), false),
+    ] {
+        each_cut(Surface::Generate, false, text.as_bytes(), |out, ended, seen| {
+            assert_eq!(ended.is_ok(), is_seen, "{text:?}");
+            if is_seen {
+                assert_eq!(String::from_utf8_lossy(&out), text);
+                assert_eq!(seen.usage.map(|usage| (usage.prompt_tokens, usage.completion_tokens)), Some((3, 2)));
+                assert_eq!(seen.finish, Some(FinishReason::Stop), "{text:?}");
+            }
+        });
+    }
+}
+
+#[test]
 fn whole_answers_are_read() {
     let seen = whole(
         Surface::Chat,
