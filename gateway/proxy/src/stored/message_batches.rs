@@ -148,6 +148,9 @@ pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
         let message = format!("The requests of a batch may have {} bytes.", config.store.file_bytes_max);
         return Err(Failure::new(ErrorKind::TooLarge, message).into());
     }
+    // First: a batch of somebody whom nobody knows could not run, and no client could delete its file.
+    let store = visit.keeper.store.clone();
+    visit.gateway.guard.keep_identity(store.as_ref(), visit.principal).await.map_err(failed)?;
     let now = unix_seconds();
     let file = NewFile {
         purpose: MESSAGE_BATCH.into(),
@@ -171,8 +174,6 @@ pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
         tenant_open_max: config.batches.open_max,
         tenant_output_bytes_max: config.batches.key_output_bytes_max,
     };
-    let store = &visit.keeper.store;
-    visit.gateway.guard.keep_identity(store.as_ref(), visit.principal).await.map_err(failed)?;
     let made = store.create_batch(&visit.tenant, new).await;
     let batch = match made {
         Ok(Some(batch)) => batch,
