@@ -85,6 +85,16 @@ impl AnswerMemory {
         Hold { lease: self.budget.lease_of(self.owner) }
     }
 
+    /// Most bytes that the holders of the key can be charged for together; a handle of no key has no such bound.
+    pub fn share_bytes_max(&self) -> usize {
+        self.budget.share_bytes_max()
+    }
+
+    /// Most bytes that a holder of no key can be charged for while there is no other.
+    pub fn hold_bytes_max(&self) -> usize {
+        self.budget.lease_bytes_max()
+    }
+
     /// Largest event of a stream, in bytes; `images`: for streams whose events can carry images.
     pub fn event_bytes_max(&self, images: bool) -> usize {
         if images { self.image_event_bytes_max } else { self.event_bytes_max }

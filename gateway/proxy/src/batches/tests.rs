@@ -482,3 +482,50 @@ async fn a_process_that_leaves_sweeps_while_it_has_the_lead() {
     assert!(turn(&bench, &mut JoinSet::new(), &mut active).await.expect("looked"), "it leads");
     assert!(!turn(&bench, &mut JoinSet::new(), &mut HashMap::new()).await.expect("looked"), "nothing keeps it");
 }
+
+/// Earlier turns above the key's share of the memory for answers are charged to nobody; above the whole, the response fails.
+#[tokio::test]
+async fn a_response_with_large_earlier_turns_does_not_wait_for_ever() {
+    const MIB: usize = 1 << 20;
+    let one = Tenant::new("one");
+    for (memory_bytes, runs) in [(100 * MIB, true), (64 * MIB, false)] {
+        let config = format!(
+            "[server]\nbody_bytes_max = {}\nbody_memory_bytes_max = {}\nanswer_memory_bytes_max = {memory_bytes}\n\
+             [[keys]]\nid = \"one\"\nkey_env = \"one\"\n",
+            128 * MIB,
+            512 * MIB
+        );
+        let bed = Bed::new(memory(), &config);
+        let room = ResponseRoom { tenant_max: 10, tenant_bytes_max: 1 << 30, bytes_max: 1 << 30 };
+        let earlier = ResponseRecord {
+            status: ResponseStatus::Ended,
+            output: format!("[{}]", " ".repeat(80 * MIB)).into(),
+            ..queued_response("")
+        };
+        let request = format!(
+            r#"{{"model":"m","input":"hang","background":true,"previous_response_id":"{}"}}"#,
+            earlier.id.as_str()
+        );
+        let next = ResponseRecord { previous: Some(earlier.id.clone()), ..queued_response(&request) };
+        let id = next.id.clone();
+        for record in [earlier, next] {
+            bed.store.save_response(&one, record, room).await.expect("saved");
+        }
+        let runner = tokio::spawn(background::run(bed.gateway.clone()));
+        if runs {
+            bed.hangs(1).await;
+        } else {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while bed.store.response_state(&one, &id).await.expect("read").expect("there").status
+                != ResponseStatus::Ended
+            {
+                assert!(Instant::now() < deadline, "it has not ended");
+                sleep(Duration::from_millis(5)).await;
+            }
+            let body = bed.store.response(&one, &id).await.expect("read").expect("there").body;
+            let body = String::from_utf8_lossy(&body).into_owned();
+            assert!(body.contains("\"failed\"") && body.contains("answer_memory_bytes_max"), "{body}");
+        }
+        runner.abort();
+    }
+}

@@ -73,6 +73,10 @@ const UNREADABLE: &str = "This gateway's version cannot read the stored request.
 const TOO_LARGE: &str = "The request and its response need more memory than the gateway has for one background response \
     (server.body_memory_bytes_max). Send the request without `background`.";
 
+/// Error of a response whose earlier turns need more memory than the whole budget has for one.
+const EARLIER_TOO_LARGE: &str = "The earlier turns of the response need more memory than the gateway has for one response \
+    (server.answer_memory_bytes_max).";
+
 /// Response that has a place and is being answered.
 struct Active {
     tenant: Tenant,
@@ -296,11 +300,10 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         }
         talk => talk,
     };
-    let memory = gateway.answer_memory(tenant.as_str(), &config.http);
-    let mut earlier = memory.hold();
+    let mut earlier = gateway.answer_memory(tenant.as_str(), &config.http).hold();
     let rebuilt = match talk {
         Ok(talk) => {
-            let made = rebuilt(keeper, tenant, request, config.http.body_bytes_max, &mut earlier, memory.hold()).await;
+            let made = rebuilt(gateway, tenant, request, &mut earlier).await;
             made.map(|made| (made, talk))
         }
         Err(failure) => Err(failure),
@@ -435,18 +438,34 @@ async fn taken(
     Talk::take(keeper, tenant, &id, response.input.clone(), keep, Duration::ZERO).await.map(Some)
 }
 
-/// Request of a response that waits, with the turns before it as they are now, whose memory is charged to `hold`.
-/// `None`: there is no memory for them now.
+/// Request of a response that waits, with the turns before it as they are now, whose memory is charged to `hold`: towards
+/// the key's share, or towards none where the turns exceed a share, since they would wait for ever. `None`: there is no
+/// memory for them now.
+///
+/// # Errors
+/// The turns are gone, or need more memory than there is.
 async fn rebuilt(
-    keeper: &Keeper,
+    gateway: &Gateway,
     tenant: &Tenant,
     request: ResponsesRequest,
-    bytes_max: usize,
     hold: &mut Hold,
-    kept: Hold,
 ) -> Result<Option<Resolved>, Failure> {
-    let turns = before(keeper, tenant, &request.needs(), bytes_max).await?;
-    if hold.cover(bytes_of(&turns)).is_err() {
+    let keeper = gateway.keeper().ok_or_else(|| Failure::internal("a stored response without a store"))?;
+    let config = gateway.serving().config.clone();
+    let http = &config.http;
+    let turns = before(keeper, tenant, &request.needs(), http.body_bytes_max).await?;
+    // As part of the request, and once more until the plugins have run.
+    let (bytes, has_plugins) = (bytes_of(&turns), !config.plugins.is_empty());
+    let all = if has_plugins { 2 * bytes } else { bytes };
+    let nobodys = gateway.answer_memory("", http);
+    if all > nobodys.hold_bytes_max() {
+        return Err(Failure::new(ErrorKind::TooLarge, EARLIER_TOO_LARGE));
+    }
+    let memory =
+        if all > nobodys.share_bytes_max() { nobodys } else { gateway.answer_memory(tenant.as_str(), http) };
+    let mut kept = has_plugins.then(|| memory.hold());
+    *hold = memory.hold();
+    if hold.cover(bytes).is_err() || kept.as_mut().is_some_and(|kept| kept.cover(bytes).is_err()) {
         return Ok(None);
     }
     Ok(Some(resolve(request, turns, ResponsesRequest::decode, kept).await??))

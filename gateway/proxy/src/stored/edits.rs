@@ -23,15 +23,15 @@ pub(super) struct Resolved {
     pub(super) chat: ChatRequest,
     /// Form of the answer.
     pub(super) form: ResponseForm,
-    /// Decoder of the body once a plugin has edited it.
-    edits: ReadEdit,
+    /// Decoder of the body once a plugin has edited it; `None` where no plugin is.
+    edits: Option<ReadEdit>,
 }
 
 impl Resolved {
     /// Puts the request into its call, whose answer is named by `meta`.
     pub(super) fn put(self, call: &mut Call, meta: AnswerMeta) {
         call.answer_as(meta, Decoded { request: Request::Chat(Box::new(self.chat)), form: Box::new(self.form) });
-        call.read_edits_with(self.edits);
+        self.edits.into_iter().for_each(|edits| call.read_edits_with(edits));
     }
 }
 
@@ -41,7 +41,7 @@ pub(super) fn bytes_of(turns: &[Turn]) -> usize {
 }
 
 /// Puts the earlier turns in front of a request. `read` decodes edited bodies; `kept` is charged for the turns that wait
-/// for edits. Inside, the rule that the items break.
+/// for edits, and `None` where there are no plugins. Inside, the rule that the items break.
 ///
 /// # Errors
 /// There is no memory for the turns.
@@ -49,10 +49,10 @@ pub(super) async fn resolve(
     request: ResponsesRequest,
     turns: Vec<Turn>,
     read: Read,
-    mut kept: Hold,
+    mut kept: Option<Hold>,
 ) -> Result<Result<Resolved, ApiError>, Failure> {
     let bytes = bytes_of(&turns);
-    kept.cover(bytes)?;
+    kept.as_mut().map_or(Ok(()), |kept| kept.cover(bytes))?;
     let (previous, conversation) = (request.previous_response_id.clone(), request.conversation.clone());
     let work = move || {
         let stored = request.store;
@@ -64,6 +64,7 @@ pub(super) async fn resolve(
         Ok(resolved) => resolved,
         Err(error) => return Ok(Err(error)),
     };
+    let Some(kept) = kept else { return Ok(Ok(Resolved { chat, form, edits: None })) };
     let answer = form.clone();
     let edits = move |body: &[u8]| {
         // Charged as long as the turns are here.
@@ -79,7 +80,7 @@ pub(super) async fn resolve(
         let (chat, _) = edited.resolve(&earlier, true)?;
         Ok(Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(answer.clone()) })
     };
-    Ok(Ok(Resolved { chat, form, edits: Arc::new(edits) }))
+    Ok(Ok(Resolved { chat, form, edits: Some(Arc::new(edits)) }))
 }
 
 /// Decoder of the bodies of a request whose earlier turns only a provider can have: its own items, for plugins.
@@ -116,7 +117,7 @@ mod tests {
             output: Bytes::from_static(br#"[{"type":"message","role":"assistant","content":"Hello, Ada."}]"#),
         };
         let request = ResponsesRequest::decode(BODY.as_bytes(), &Bounds::default()).expect("a request");
-        let kept = AnswerMemory::default().hold();
+        let kept = Some(AnswerMemory::default().hold());
         let resolved = resolve(request, vec![turn], ResponsesRequest::decode, kept).await.expect("memory");
         let mut call = call_of(BODY).await;
         resolved.expect("a conversation").put(&mut call, AnswerMeta::new("1".into(), 1));

@@ -126,7 +126,8 @@ pub(crate) async fn prepare(
     earlier.cover(edits::bytes_of(&turns))?;
     call.holds(earlier);
     call.own = !turns.is_empty();
-    let resolved = match edits::resolve(request, turns, ResponsesRequest::decode, memory.hold()).await? {
+    let kept = (!config.plugins.is_empty()).then(|| memory.hold());
+    let resolved = match edits::resolve(request, turns, ResponsesRequest::decode, kept).await? {
         Ok(resolved) => resolved,
         // Items that only the provider itself knows: whoever cannot take the client's own bytes refuses them.
         Err(_) if alone && !background => return Ok(Prepared::Ask(Box::new(call), None)),
@@ -194,7 +195,8 @@ pub(super) async fn with_turns(gateway: &Gateway, principal: &Principal, mut cal
     hold.cover(edits::bytes_of(&turns))?;
     call.holds(hold);
     call.own = true;
-    let resolved = edits::resolve(request, turns, ResponsesRequest::decode_count, memory.hold()).await??;
+    let kept = (!config.plugins.is_empty()).then(|| memory.hold());
+    let resolved = edits::resolve(request, turns, ResponsesRequest::decode_count, kept).await??;
     let meta = call.meta();
     resolved.put(&mut call, meta);
     Ok(call)
