@@ -280,6 +280,7 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         dense_layers: 0,
         pooled_from: 0,
         explain: false,
+        sent: Default::default(),
     }
 }
 

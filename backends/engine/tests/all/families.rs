@@ -32,8 +32,8 @@ fn config(case: &str) -> ModelConfig {
 }
 
 #[track_caller]
-fn refused(case: &str, fields: Value, reason: &str) {
-    let error = changed(case, &fields).expect_err(reason);
+fn refused(case: &str, fields: &Value, reason: &str) {
+    let error = changed(case, fields).expect_err(reason);
     assert!(error.contains(reason), "{case}, {fields}: {error}; expected {reason}");
 }
 
@@ -51,10 +51,10 @@ fn olmo_3_scales_the_rotations_of_layers_without_a_window_alone() {
     assert_eq!((listed.norms, listed.qk_norm), (NormPlaces::After, QkNorm::Together));
     let short = changed("olmo3-yarn", &json!({"sliding_window": null, "rms_norm_eps": null})).expect("it opens");
     assert_eq!((short.windows[0], short.rms_norm_eps), (Some(4096), 1e-5));
-    refused("olmo3-listed", json!({"sliding_window": 0}), "sliding_window: is 0, needs");
-    refused("olmo3-listed", json!({"layer_types": ["full_attention"]}), "layer_types: has 1 entries for 3 layers");
+    refused("olmo3-listed", &json!({"sliding_window": 0}), "sliding_window: is 0, needs");
+    refused("olmo3-listed", &json!({"layer_types": ["full_attention"]}), "layer_types: has 1 entries for 3 layers");
     let nested = json!({"sliding_attention": {"rope_type": "default"}, "full_attention": {"rope_type": "default"}});
-    refused("olmo3-listed", json!({"rope_parameters": nested}), "differ between layers");
+    refused("olmo3-listed", &json!({"rope_parameters": nested}), "differ between layers");
 }
 
 #[test]
@@ -78,10 +78,10 @@ fn gemma_has_the_approximate_gelu_whatever_its_first_configs_said() {
     assert_eq!(changed("gemma-plain", &json!({"hidden_act": null})), Ok(plain.clone()));
     let both = json!({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"});
     assert_eq!(changed("gemma-plain", &both), Ok(plain));
-    refused("gemma-plain", json!({"hidden_act": "silu"}), "hidden_act: \"silu\" is not supported");
-    refused("gemma-plain", json!({"hidden_activation": "gelu"}), "only \"gelu_pytorch_tanh\" is");
-    refused("gemma-plain", json!({"final_logit_softcapping": 30.0}), "soft-capping is not supported");
-    refused("gemma-plain", json!({"use_bidirectional_attention": true}), "use_bidirectional_attention: is true");
+    refused("gemma-plain", &json!({"hidden_act": "silu"}), "hidden_act: \"silu\" is not supported");
+    refused("gemma-plain", &json!({"hidden_activation": "gelu"}), "only \"gelu_pytorch_tanh\" is");
+    refused("gemma-plain", &json!({"final_logit_softcapping": 30.0}), "soft-capping is not supported");
+    refused("gemma-plain", &json!({"use_bidirectional_attention": true}), "use_bidirectional_attention: is true");
 }
 
 #[test]
@@ -100,13 +100,13 @@ fn layers_of_ministral_and_exaone_4() {
     assert_eq!(fourth.windows, [Some(24), Some(24), Some(24), None]);
     // Letters are read by no one: a list beside them counts.
     let letters = json!({"sliding_window_pattern": "LLLG"});
-    refused("exaone4-windows", letters.clone(), "sliding_window_pattern: is \"LLLG\", needs an integer");
+    refused("exaone4-windows", &letters, "sliding_window_pattern: is \"LLLG\", needs an integer");
     let full = "full_attention";
     let listed = json!({"sliding_window_pattern": "LLLG", "layer_types": [full, full, "sliding_attention", full]});
     assert_eq!(changed("exaone4-windows", &listed).expect("it opens").windows, [None, None, Some(24), None]);
-    refused("exaone4-windows", json!({"sliding_window_pattern": 0}), "needs an integer from 1");
+    refused("exaone4-windows", &json!({"sliding_window_pattern": 0}), "needs an integer from 1");
     let none = json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]});
-    refused("exaone4-plain", none, "sliding_window: is missing");
+    refused("exaone4-plain", &none, "sliding_window: is missing");
 }
 
 #[test]
@@ -115,10 +115,10 @@ fn biases_of_seed_oss_have_a_field_each() {
     let plain = config("seedoss-plain");
     assert_eq!((biases(&plain), plain.head_dim), ([true, false, false], 128));
     assert_eq!(biases(&config("seedoss-bias")), [false, true, true]);
-    refused("seedoss-plain", json!({"attention_out_bias": true}), "self_attn.o_proj.bias: is missing");
-    refused("seedoss-plain", json!({"mlp_bias": true}), "mlp.gate_proj.bias: is missing");
-    refused("seedoss-bias", json!({"attention_bias": null}), "self_attn.q_proj.bias: is missing");
-    refused("seedoss-plain", json!({"attention_out_bias": 1}), "needs true or false");
+    refused("seedoss-plain", &json!({"attention_out_bias": true}), "self_attn.o_proj.bias: is missing");
+    refused("seedoss-plain", &json!({"mlp_bias": true}), "mlp.gate_proj.bias: is missing");
+    refused("seedoss-bias", &json!({"attention_bias": null}), "self_attn.q_proj.bias: is missing");
+    refused("seedoss-plain", &json!({"attention_out_bias": 1}), "needs true or false");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn ernies_rotations_lie_side_by_side() {
     assert_eq!((bias.head_dim, bias.rope.rope_theta, bias.rms_norm_eps), (128, 500_000.0, 1e-5));
     let plain = config("ernie-plain");
     assert!(plain.paired && !plain.qkv_bias && !plain.tie_word_embeddings);
-    refused("ernie-plain", json!({"use_bias": true}), "self_attn.q_proj.bias: is missing");
+    refused("ernie-plain", &json!({"use_bias": true}), "self_attn.q_proj.bias: is missing");
     // Adapters have the order of the checkpoint's rows, too.
     let adapter = |module: &str, outputs: usize| {
         let of = |side: &str, shape: [usize; 2]| {
@@ -152,10 +152,10 @@ fn experts_of_olmoe() {
     let experts = plain.experts.expect("experts");
     assert_eq!((experts.num_experts, experts.num_experts_per_tok, experts.moe_intermediate_size), (8, 2, 47));
     assert!(!experts.norm_topk_prob && config("olmoe-normed").experts.expect("experts").norm_topk_prob);
-    refused("olmoe-plain", json!({"clip_qkv": 8.0}), "clip_qkv: is set");
-    refused("olmoe-plain", json!({"sliding_window": 24}), "sliding_window: is set");
-    refused("olmoe-plain", json!({"num_experts": 9}), "mlp.gate.weight: shape [8, 96], config.json needs [9, 96]");
-    refused("olmoe-plain", json!({"head_dim": 20}), "self_attn.q_proj.weight: shape [96, 96]");
+    refused("olmoe-plain", &json!({"clip_qkv": 8.0}), "clip_qkv: is set");
+    refused("olmoe-plain", &json!({"sliding_window": 24}), "sliding_window: is set");
+    refused("olmoe-plain", &json!({"num_experts": 9}), "mlp.gate.weight: shape [8, 96], config.json needs [9, 96]");
+    refused("olmoe-plain", &json!({"head_dim": 20}), "self_attn.q_proj.weight: shape [96, 96]");
 }
 
 #[test]
@@ -170,13 +170,13 @@ fn tokens_of_any_decoder_may_see_later_ones() {
         assert_eq!(seeing.windows, wider, "{case}: as many tokens on each side, and the token itself");
         assert!(seeing.features().any(|feature| feature == Feature::Encoders), "{case}: GPUs refuse it by name");
         assert_eq!(changed(case, &json!({"is_causal": true})), Ok(plain), "{case}");
-        refused(case, json!({"use_bidirectional_attention": true}), "is true, which this architecture does not have");
+        refused(case, &json!({"use_bidirectional_attention": true}), "is true, which this architecture does not have");
         let said_twice = json!({"is_causal": false, "use_bidirectional_attention": true});
         assert_eq!(changed(case, &said_twice), Ok(seeing), "{case}");
     }
-    refused("llama-plain", json!({"is_causal": 0}), "is_causal: is 0, needs true or false");
-    refused("deepseek2-plain", both.clone(), "is_causal: is false");
-    refused("gptoss-plain", both, "is_causal: is false");
+    refused("llama-plain", &json!({"is_causal": 0}), "is_causal: is 0, needs true or false");
+    refused("deepseek2-plain", &both, "is_causal: is false");
+    refused("gptoss-plain", &both, "is_causal: is false");
 }
 
 #[test]
@@ -229,5 +229,5 @@ fn a_factor_on_yarns_scale_is_one_on_what_is_inferred() {
     assert!((of(json!({"attn_factor": 0.878_248_856_286_941_9})) - 1.0).abs() < 1e-12);
     assert_eq!(of(json!({"attn_factor": 0.5, "attention_factor": 1.25})), 1.25, "a scale that is given is whole");
     let text = json!({"rope_type": "yarn", "factor": 4.0, "attn_factor": "1"});
-    refused("qwen3-tied", json!({"rope_scaling": text}), "rope_scaling.attn_factor: is \"1\", needs a number");
+    refused("qwen3-tied", &json!({"rope_scaling": text}), "rope_scaling.attn_factor: is \"1\", needs a number");
 }

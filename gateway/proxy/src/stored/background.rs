@@ -324,7 +324,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         return Ok(Left::Ended);
     }
     let open = Open { tenant, response: &response, form: &form, log: ending.log.as_deref() };
-    let mut hold = memory.hold();
+    let mut hold = gateway.answer_memory(tenant.as_str(), &config.http).hold();
     let (finished, last) = match attempt(gateway, &open, resolved, lease, &mut hold, attempts).await {
         Ok(finished) => finished,
         Err(left) => {
@@ -461,8 +461,7 @@ async fn rebuilt(
     if all > nobodys.hold_bytes_max() {
         return Err(Failure::new(ErrorKind::TooLarge, EARLIER_TOO_LARGE));
     }
-    let memory =
-        if all > nobodys.share_bytes_max() { nobodys } else { gateway.answer_memory(tenant.as_str(), http) };
+    let memory = if all > nobodys.share_bytes_max() { nobodys } else { gateway.answer_memory(tenant.as_str(), http) };
     let mut kept = has_plugins.then(|| memory.hold());
     *hold = memory.hold();
     if hold.cover(bytes).is_err() || kept.as_mut().is_some_and(|kept| kept.cover(bytes).is_err()) {

@@ -33,7 +33,7 @@ pub(super) fn shown_by(signs: &super::Signs<'_>) -> bool {
 enum At {
     Text,
     /// Inside the mark. The string is the text in front of the object: blanks and the mark.
-    Call(CallObject, String),
+    Call(Box<CallObject>, String),
     /// After the object: the closing mark or another object follows.
     After,
 }
@@ -58,7 +58,7 @@ impl Hermes {
     fn text(&mut self, end: usize, c: char, out: &mut Pieces) {
         if self.open.push(c) {
             let before = std::mem::take(&mut self.blanks) + OPEN;
-            self.at = At::Call(CallObject::new(), before);
+            self.at = At::Call(Box::new(CallObject::new()), before);
             return;
         }
         let free = self.open.take_released();
@@ -106,7 +106,7 @@ impl Hermes {
             }
             if c == '{' {
                 let before = std::mem::take(&mut self.blanks);
-                self.at = At::Call(CallObject::new(), before);
+                self.at = At::Call(Box::new(CallObject::new()), before);
                 return self.call(offset, c, out);
             }
         }

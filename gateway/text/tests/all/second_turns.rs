@@ -151,7 +151,8 @@ fn calls_and_results_have_one_id_in_the_form_of_the_template() {
     let named = |id: &str| id.strip_prefix("functions.record:").is_some_and(|number| number.parse::<u32>().is_ok());
     let short = |id: &str| id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
     type Marks = ([&'static str; 2], [&'static str; 2]);
-    let rows: [(&str, Marks, &dyn Fn(&str) -> bool); 3] = [
+    type IsWellFormed<'a> = &'a dyn Fn(&str) -> bool;
+    let rows: [(&str, Marks, IsWellFormed<'_>); 3] = [
         ("mistralai-Mistral-Nemo-Instruct-2407", (["\"id\": \"", "\""], ["\"call_id\": \"", "\""]), &short),
         (
             "Mistral-Small-3.2-24B-Instruct-2506",
