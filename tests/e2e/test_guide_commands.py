@@ -45,6 +45,7 @@ NOT_RUN = {
     ("agents.md", "penstock serve"): WEIGHTS,
     ("agents.md", "ANTHROPIC_BASE_URL"): "starts a vendor's program; test_anthropic.py uses the vendor's SDK",
     ("install.md", "make package"): "builds for a release; tests/packages makes packages of the build under test",
+    ("install.md", "systemd-run"): "needs systemd as the machine's first process",
     ("install.md", "sudo dpkg"): "tests/packages does it in a fresh Debian",
     ("install.md", "penstock completions"): "writes to the home folder; tests/packages runs both commands",
     ("keys.md", "export OPENAI_API_KEY"): "a variable for another program",

@@ -76,9 +76,13 @@ def test_a_reload_is_done_whatever_the_admin_api_asks_for(tmp_path, admin):
         wait_until(lambda: models(gateway) == ["m", "n"], "the config is read again", 30)
         config.write_text(text + "[nonsense]\n")
         done = reload(gateway, tmp_path)
-        # Without the admin API, only the log has the outcome.
+        assert done.returncode != 0 and "nonsense" in done.stderr, done
+        assert models(gateway) == ["m", "n"]
+        # A variable that only the gateway misses: it says so itself, in the answer or, without the admin API, in its log.
+        config.write_text(text.replace('id = "up"\n', 'id = "up"\nkey_env = "NOT_THERE"\n'))
+        done = reload(gateway, tmp_path)
         assert (done.returncode == 0) == bool(admin), done
-        wait_until(lambda: "nonsense" in done.stderr + gateway.text(), "the fault is told", 30)
+        wait_until(lambda: "NOT_THERE" in done.stderr + gateway.text(), "the fault is told", 30)
         assert models(gateway) == ["m", "n"]
 
 

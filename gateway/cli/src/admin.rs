@@ -14,7 +14,7 @@ mod explain;
 mod stored;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -92,7 +92,9 @@ pub(crate) struct Place {
 
 /// Runs the command of `penstock admin`.
 pub(crate) fn run(args: &AdminArgs) -> anyhow::Result<()> {
-    let client = find(&args.place, !matches!(args.command, AdminCommand::Health));
+    // A fault of the config is told before anything is asked or signalled.
+    let state_dir = state_dir(&args.place)?;
+    let client = find(&args.place, &state_dir, !matches!(args.command, AdminCommand::Health));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(async {
         if let AdminCommand::Config(Config::Reload { or_hangup: Some(process), .. }) = &args.command
@@ -122,12 +124,11 @@ fn hang_up(process: i32, why: &str) -> anyhow::Result<()> {
 
 /// Client of the API at that place.
 pub(crate) fn connect(place: &Place) -> anyhow::Result<Client> {
-    find(place, true)
+    find(place, &state_dir(place)?, true)
 }
 
-fn find(place: &Place, needs_key: bool) -> anyhow::Result<Client> {
-    let state_dir = state_dir(place)?;
-    Client::find(&Search { url: place.url.as_deref(), key_env: &place.key_env, needs_key, state_dir: &state_dir })
+fn find(place: &Place, state_dir: &Path, needs_key: bool) -> anyhow::Result<Client> {
+    Client::find(&Search { url: place.url.as_deref(), key_env: &place.key_env, needs_key, state_dir })
 }
 
 /// State folder that the gateway uses, found without reading the config's secrets.

@@ -667,8 +667,8 @@ mod tests {
     }
 
     /// Commands that are one answer or one report, not a list of things.
-    const NO_LISTS: [&str; 9] =
-        ["status", "whoami", "decisions", "explain", "usage", "config", "log-level", "metrics", "openapi"];
+    const NO_LISTS: [&str; 10] =
+        ["status", "health", "whoami", "decisions", "explain", "usage", "config", "log-level", "metrics", "openapi"];
 
     #[test]
     fn every_noun_is_listed_by_its_name_and_by_list() {
