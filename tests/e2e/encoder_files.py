@@ -29,7 +29,7 @@ def uniform(seed: int, name: str, count: int):
 def weights(seed: int, name: str, shape: list[int]) -> bytes:
     """Bytes of a tensor in f32."""
     values = uniform(seed, name, math.prod(shape))
-    if "norm" in name or name.endswith("LayerNorm.weight"):
+    if "norm" in name or name.endswith(("LayerNorm.weight", "_ln.weight")):
         values = [1 + 0.25 * u for u in values]
     elif name.endswith(".bias"):
         values = [0.25 * u for u in values]

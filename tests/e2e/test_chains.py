@@ -15,7 +15,7 @@ from google.genai import types
 import harness
 from harness import user, wait_until
 
-CASES = ("gemma-mean", "gemma-odd", "llama-mean", "qwen2-both", "qwen3-last", "bert-dense", "modern-max")
+CASES = ("gemma-mean", "gemma-odd", "llama-mean", "qwen3-last", "bert-dense", "modern-max")
 
 
 def case_of(name: str) -> dict:

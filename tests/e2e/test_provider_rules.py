@@ -4,6 +4,7 @@ import anthropic
 import openai
 import pytest
 
+from providers.anthropic import SIGNATURE
 from upstreams import CLIENT_KEY, fleet
 
 FILE = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGk="}
@@ -41,8 +42,9 @@ def test_what_only_the_provider_knows_is_passed_on(providers, client, what, stor
     assert mock.seen[-1].body == {"model": "mock-responses", "store": store, **ask}
     with client.responses.stream(model="mock-responses", store=store, **ask) as stream:
         assert stream.get_final_response().output_text == answer.output_text
-    counted = client.responses.input_tokens.count(model="mock-responses", **ask)
-    assert counted.input_tokens == answer.usage.input_tokens
+    if "prompt" not in ask:
+        counted = client.responses.input_tokens.count(model="mock-responses", **ask)
+        assert counted.input_tokens == answer.usage.input_tokens
     # A response that only the provider keeps is the provider's to know, too.
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="mock-responses", store=store, previous_response_id="resp_theirs", **ask)
@@ -111,7 +113,7 @@ def test_a_signature_of_another_provider_is_left_out(providers, client, model, s
         assert claude.messages.count_tokens(model=model, messages=messages).input_tokens > 0
 
 
-@pytest.mark.parametrize("encrypted", ["gAAAAABotheirs", "anthropic:EqQB", "gemini:QUJD"])
+@pytest.mark.parametrize("encrypted", ["gAAAAABotheirs", f"anthropic:{SIGNATURE}", "gemini:QUJD"])
 @pytest.mark.parametrize("model", MODELS)
 def test_reasoning_of_another_provider_is_left_out(client, model, encrypted):
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": encrypted}
@@ -120,7 +122,8 @@ def test_reasoning_of_another_provider_is_left_out(client, model, encrypted):
     assert client.responses.create(model=model, input=items, store=False).output_text
 
 
-@pytest.mark.parametrize("model", MODELS)
+# A compatible server takes images where they are; this one does not.
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "mock-openai"])
 def test_an_image_in_a_result_is_taken(providers, client, model):
     call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [PNG]}

@@ -183,6 +183,85 @@ def modern(name="ModernBertModel", **kw):
     return {**out, **kw}
 
 
+def distilbert(name="DistilBertModel", **kw):
+    out = dict(
+        architectures=[name],
+        model_type="distilbert",
+        dim=96,
+        hidden_dim=141,
+        n_layers=3,
+        n_heads=6,
+        max_position_embeddings=160,
+        activation="gelu",
+        pad_token_id=0,
+        sinusoidal_pos_embds=False,
+    )
+    return {**out, **kw}
+
+
+def nomic(**kw):
+    """Both spellings, as published configs have them: transformers' and the makers'."""
+    out = dict(
+        hidden_act="silu",
+        rope_parameters=dict(rope_type="default", rope_theta=1000.0),
+        activation_function="swiglu",
+        n_positions=8192,
+        max_trained_positions=160,
+        rotary_emb_base=1000,
+        rotary_emb_fraction=1.0,
+        rotary_emb_interleaved=False,
+        rotary_emb_scale_base=None,
+        rotary_scaling_factor=None,
+        prenorm=False,
+        causal=False,
+        use_rms_norm=False,
+        qkv_proj_bias=False,
+        mlp_fc1_bias=False,
+        mlp_fc2_bias=False,
+    )
+    config = base("NomicBertModel", "nomic_bert", **{**out, **kw})
+    for ours, theirs in MAKERS.items():
+        config[theirs] = config[ours]
+    return config
+
+
+MAKERS = dict(
+    hidden_size="n_embd",
+    intermediate_size="n_inner",
+    num_hidden_layers="n_layer",
+    num_attention_heads="n_head",
+    layer_norm_eps="layer_norm_epsilon",
+)
+# Names of NomicBERT's tensors in transformers, and in checkpoints.
+NOMIC = {
+    "embeddings.LayerNorm": "emb_ln",
+    "self_attn.o_proj": "attn.out_proj",
+    "mlp.up_proj": "mlp.fc11",
+    "mlp.gate_proj": "mlp.fc12",
+    "mlp.down_proj": "mlp.fc2",
+    "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2",
+}
+
+
+def stored_parts(kind, name, shape):
+    """Name and shape of the tensor of a checkpoint that has a parameter, and its rows there."""
+    if kind != "nomic_bert":
+        return name, shape, slice(None)
+    name = name.replace("layers.", "encoder.layers.", 1) if name.startswith("layers.") else name
+    for ours, theirs in NOMIC.items():
+        name = name.replace(ours, theirs)
+    for at, part in enumerate("qkv"):
+        if name.endswith(f"self_attn.{part}_proj.weight"):
+            rows, columns = shape
+            return (
+                name.replace(f"self_attn.{part}_proj", "attn.Wqkv"),
+                (3 * rows, columns),
+                slice(at * rows, (at + 1) * rows),
+            )
+    return name, shape, slice(None)
+
+
 ONE = dict(id2label={"0": "LABEL_0"}, label2id={"LABEL_0": 0})
 # name: (config, dtype, tokenizer, pooling and whether it is scaled, or None for a reranker)
 CASES = {
@@ -293,6 +372,28 @@ CASES = {
     ),
     "mpnet-masked": (mpnet("MPNetForMaskedLM", num_hidden_layers=2), "f16", mpnet_wordpiece, ("mean", False)),
     "mpnet-rank": (mpnet("MPNetForSequenceClassification", **ONE), "f32", mpnet_wordpiece, None),
+    "distilbert-mean": (distilbert(), "f32", wordpiece, ("mean", True)),
+    "distilbert-masked": (
+        distilbert("DistilBertForMaskedLM", n_layers=2, dim=66, n_heads=3, hidden_dim=99),
+        "bf16",
+        wordpiece,
+        ("cls", True),
+    ),
+    "nomic-mean": (nomic(), "f32", wordpiece, ("mean", True)),
+    # Longer than a split of attention, with another base.
+    "nomic-long": (
+        nomic(
+            hidden_size=64,
+            num_attention_heads=2,
+            num_hidden_layers=2,
+            intermediate_size=96,
+            max_position_embeddings=700,
+            rope_parameters=dict(rope_type="default", rope_theta=5000.0),
+        ),
+        "bf16",
+        wordpiece,
+        ("mean", False),
+    ),
     "bert-rank": (bert("BertForSequenceClassification", **ONE), "f32", wordpiece, None),
     "bert-rank-plain": (
         bert(
@@ -326,10 +427,11 @@ def build(config, dtype, seed, stored):
             named[id(value)] = (name, value)
     tensors = []
     with torch.no_grad():
-        for name, value in named.values():
-            shape = tuple(value.shape)
-            value.copy_(torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]).to(dtype))
-            tensors.append([name, list(shape)])
+        for parameter, value in named.values():
+            name, shape, rows = stored_parts(config["model_type"], parameter, tuple(value.shape))
+            value.copy_(torch.from_numpy(weights(seed, name, shape)[rows]).to(DTYPE[stored]).to(dtype))
+            if [name, list(shape)] not in tensors:
+                tensors.append([name, list(shape)])
     return model, tensors
 
 
@@ -379,7 +481,7 @@ def embedder(config, half, full, special, made, pooling, sequences):
         full.save_pretrained(folder)
         PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
         mode, is_scaled = pooling
-        modules = [models.Transformer(folder), models.Pooling(config["hidden_size"], pooling_mode=mode)]
+        modules = [models.Transformer(folder), models.Pooling(full.config.hidden_size, pooling_mode=mode)]
         st = SentenceTransformer(modules=modules + [models.Normalize()] * is_scaled, device="cpu")
         st.save(saved)
         files = files_of(saved)
@@ -435,7 +537,9 @@ def reranker(config, half, full, special, made, sequences):
 def make(name, config, stored, tokenizer, pooling):
     made, special = tokenizer()
     vocab = made.get_vocab_size() + 7
-    first = config["pad_token_id"] + 1 if config["model_type"] in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
+    first = (
+        config["pad_token_id"] + 1 if config["model_type"] in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
+    )
     length = config["max_position_embeddings"] - first
     config = dict(config, vocab_size=vocab)
     seed = 1

@@ -752,7 +752,7 @@ def uniform(seed, name, shape):
 
 def weights(seed, name, shape):
     u = uniform(seed, name, shape)
-    if "norm" in name or name.endswith("LayerNorm.weight"):
+    if "norm" in name or name.endswith(("LayerNorm.weight", "_ln.weight")):
         return np.float32(1) + np.float32(0.25) * u
     if name.endswith(("_blocks", "_scales")):  # any codes; powers of two that make weights of about 1/sqrt(96)
         return np.floor((u + np.float32(1)) * np.float32(128 if name.endswith("_blocks") else 1.5)) + np.float32(

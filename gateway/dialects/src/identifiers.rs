@@ -18,10 +18,9 @@ const PHONE_CHARS_MIN: usize = 7;
 /// The client's id of its user as `api` takes it: the id itself, or its SHA-256 in 64 hexadecimal digits.
 pub(crate) fn user(api: Api, id: &str) -> Cow<'_, str> {
     match api {
-        // "Invalid 'user': string too long. Expected a string with maximum length 64".
-        Api::OpenAi | Api::Responses => bounded(id, 64),
-        // The smallest bound known of compatible servers: OpenRouter's.
-        Api::Compatible => bounded(id, 128),
+        // "Invalid 'user': string too long. Expected a string with maximum length 64". OpenAI may stand behind another
+        // host name; of compatible servers OpenRouter takes 128.
+        Api::OpenAi | Api::Responses | Api::Compatible => bounded(id, 64),
         // The API reference of `metadata.user_id`; addresses and telephone numbers are refused, too.
         Api::Anthropic if names_a_person(id) => Cow::Owned(digest(id)),
         Api::Anthropic => bounded(id, 256),
@@ -58,7 +57,7 @@ mod tests {
 
     #[test]
     fn only_what_a_provider_would_refuse_is_replaced() {
-        for (api, most) in [(Api::OpenAi, 64), (Api::Responses, 64), (Api::Compatible, 128), (Api::Anthropic, 256)] {
+        for (api, most) in [(Api::OpenAi, 64), (Api::Responses, 64), (Api::Compatible, 64), (Api::Anthropic, 256)] {
             // Characters count, not bytes.
             let fits = "\u{e4}".repeat(most);
             assert_eq!(user(api, &fits), fits, "{api:?}");

@@ -16,6 +16,7 @@ pub(crate) const BERT: EncoderNames = EncoderNames {
     output: "attention.output.dense",
     mlp_norm: "output.LayerNorm",
     up: "intermediate.dense",
+    gate: None,
     down: "output.dense",
     last_norm: None,
 };
@@ -43,8 +44,40 @@ pub(crate) const MODERN: EncoderNames = EncoderNames {
     output: "attn.Wo",
     mlp_norm: "mlp_norm",
     up: "mlp.Wi",
+    gate: None,
     down: "mlp.Wo",
     last_norm: Some("final_norm"),
+};
+
+/// Names of NomicBERT: queries, keys and values in one matrix.
+pub(crate) const NOMIC: EncoderNames = EncoderNames {
+    words: "embeddings.word_embeddings.weight",
+    positions: None,
+    types: Some("embeddings.token_type_embeddings.weight"),
+    offsets: None,
+    norm: "emb_ln",
+    layers: "encoder.layers",
+    attention_norm: "norm1",
+    qkv: &["attn.Wqkv"],
+    output: "attn.out_proj",
+    mlp_norm: "norm2",
+    up: "mlp.fc11",
+    gate: Some("mlp.fc12"),
+    down: "mlp.fc2",
+    last_norm: None,
+};
+
+/// Names of DistilBERT.
+pub(crate) const DISTILBERT: EncoderNames = EncoderNames {
+    types: None,
+    layers: "transformer.layer",
+    attention_norm: "sa_layer_norm",
+    qkv: &["attention.q_lin", "attention.k_lin", "attention.v_lin"],
+    output: "attention.out_lin",
+    mlp_norm: "output_layer_norm",
+    up: "ffn.lin1",
+    down: "ffn.lin2",
+    ..BERT
 };
 
 impl EncoderNames {
@@ -70,6 +103,9 @@ impl EncoderNames {
 
     /// Names of the halves of a gated MLP's first matrix, before `.weight` and `.bias`: gate and up.
     pub(crate) fn halves(&self, layer: usize) -> [String; 2] {
+        if let Some(gate) = self.gate {
+            return [gate, self.up].map(|part| self.layer_part(layer, part));
+        }
         ["gate", "up"].map(|half| self.layer_part(layer, &format!("{}.{half}", self.up)))
     }
 
@@ -128,7 +164,9 @@ pub(super) fn tensors(c: &ModelConfig, e: &EncoderConfig) -> Vec<Needed> {
         names.qkv.iter().for_each(|part| list.need(&name(part), &[of_queries, hidden], c.qkv_bias));
         list.need(&name(names.output), &[hidden, hidden], c.output_bias);
         list.need(&name(names.mlp_norm), &[hidden], e.norm_bias);
-        if e.gated {
+        if e.gated && names.gate.is_some() {
+            names.halves(layer).iter().for_each(|half| list.need(half, &[mlp, hidden], c.mlp_bias));
+        } else if e.gated {
             list.need_halves(&name(names.up), &names.halves(layer), [mlp, hidden], c.mlp_bias);
         } else {
             list.need(&name(names.up), &[mlp, hidden], c.mlp_bias);

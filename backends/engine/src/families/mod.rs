@@ -5,6 +5,7 @@
 
 mod bert;
 mod deepseek;
+mod distilbert;
 pub(crate) mod encoder;
 mod ernie4_5;
 mod exaone4;
@@ -18,6 +19,7 @@ mod mistral;
 mod mixtral;
 mod modernbert;
 mod mpnet;
+mod nomic_bert;
 mod olmo2;
 mod olmo3;
 mod olmoe;
@@ -63,6 +65,8 @@ const ARCHITECTURES: &[Architecture] = &[
     bert::MASKED,
     deepseek::V2,
     deepseek::V3,
+    distilbert::MODEL,
+    distilbert::MASKED,
     ernie4_5::ARCHITECTURE,
     exaone4::ARCHITECTURE,
     gemma::ARCHITECTURE,
@@ -83,6 +87,7 @@ const ARCHITECTURES: &[Architecture] = &[
     mpnet::MODEL,
     mpnet::RERANKER,
     mpnet::MASKED,
+    nomic_bert::MODEL,
     olmo2::ARCHITECTURE,
     olmo3::ARCHITECTURE,
     olmoe::ARCHITECTURE,

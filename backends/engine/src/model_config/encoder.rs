@@ -1,6 +1,7 @@
 //! Fields of encoders: models whose tokens see all others of their text.
 
 use penstock_kernels::Activation;
+use serde_json::{Map, Value};
 
 use super::error::{CheckpointError, Shown};
 use super::fields::Fields;
@@ -66,6 +67,8 @@ pub struct EncoderNames {
     pub mlp_norm: &'static str,
     /// First matrix of the MLP; with a gate, both of them, that of the activation first.
     pub up: &'static str,
+    /// Matrix of the activation where it is not stored with the other one.
+    pub gate: Option<&'static str>,
     /// Last matrix of the MLP.
     pub down: &'static str,
     /// Norm behind the last layer.
@@ -184,6 +187,34 @@ impl ModelConfig {
         })
     }
 
+    /// Reads an encoder of NomicBERT's kind: norms behind the blocks, rotations of base `theta`, and a gated MLP without biases.
+    pub(crate) fn read_rotated_encoder(
+        f: &Fields<'_>,
+        names: &'static EncoderNames,
+        theta: f64,
+        positions: usize,
+    ) -> Result<Self, CheckpointError> {
+        refuse_unsupported(f)?;
+        let encoder = EncoderConfig {
+            names,
+            first_position: 0,
+            type_vocab_size: f.integer("type_vocab_size", 1, TYPES_MAX)?.unwrap_or(2),
+            norm_bias: true,
+            skips_first_norm: false,
+            gated: true,
+            head: None,
+        };
+        let config = Self::read_sizes(f, encoder)?;
+        Ok(Self {
+            rms_norm_eps: f.number("layer_norm_eps", 0.0, 1.0)?.unwrap_or(1e-12) as f32,
+            max_position_embeddings: positions,
+            rope: RopeParameters { rope_theta: theta, scaling: RopeScaling::Default },
+            rotations: vec![Rotation::Model; config.num_hidden_layers],
+            hidden_act: Activation::Silu,
+            ..config
+        })
+    }
+
     /// Reads the sizes that all encoders have; what differs is that of BERT, without biases.
     fn read_sizes(f: &Fields<'_>, encoder: EncoderConfig) -> Result<Self, CheckpointError> {
         let hidden_size = f.required("hidden_size", 1, HIDDEN_MAX)?;
@@ -239,6 +270,11 @@ impl ModelConfig {
     }
 }
 
+/// Values of fields under the names that transformers has, for configs that have them under others: pairs of ours and theirs.
+pub(crate) fn renamed(f: &Fields<'_>, names: &[(&str, &str)]) -> Map<String, Value> {
+    names.iter().filter_map(|(ours, theirs)| Some(((*ours).to_owned(), f.value(theirs)?.clone()))).collect()
+}
+
 /// Refuses fields that change the computation.
 fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
     if f.value("quantization_config").is_some() {
@@ -265,7 +301,7 @@ fn only_absolute(f: &Fields<'_>) -> Result<(), CheckpointError> {
 }
 
 /// Activation that a field names; GELU by the error function where the config names none.
-fn activation(f: &Fields<'_>, name: &str) -> Result<Activation, CheckpointError> {
+pub(crate) fn activation(f: &Fields<'_>, name: &str) -> Result<Activation, CheckpointError> {
     match f.text(name)?.unwrap_or("gelu") {
         "gelu" => Ok(Activation::GeluErf),
         "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),

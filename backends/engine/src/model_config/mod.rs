@@ -11,6 +11,7 @@ mod work;
 
 pub use chain::{ChainStep, DenseConfig};
 pub use encoder::{EncoderConfig, EncoderNames, HeadConfig};
+pub(crate) use encoder::{activation, renamed};
 use error::CheckpointError;
 use fields::Fields;
 use penstock_kernels::{Activation, ExpertGroups, Feature, Scoring};
@@ -27,7 +28,7 @@ const HIDDEN_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1024;
 const HEADS_MAX: usize = 4096;
 const HEAD_DIM_MAX: usize = 1024;
-const POSITIONS_MAX: usize = 1 << 27;
+pub(crate) const POSITIONS_MAX: usize = 1 << 27;
 const EXPERTS_MAX: usize = 4096;
 /// Most matrices of experts in a model: as many tensors as a safetensors file may have.
 const EXPERT_TENSORS_MAX: usize = 1 << 18;
@@ -39,7 +40,7 @@ const CAP_MAX: f64 = 1e6;
 /// Largest factor by which a context is stretched.
 const FACTOR_MAX: f64 = 4096.0;
 /// Largest base of the rotary frequencies.
-const THETA_MAX: f64 = 1e15;
+pub(crate) const THETA_MAX: f64 = 1e15;
 /// Base of the rotary frequencies where a config has none, in most families.
 const THETA: f64 = 10_000.0;
 

@@ -75,7 +75,7 @@ fn cases() -> Vec<Case> {
     paths.sort();
     let read = |path| serde_json::from_slice(&std::fs::read(path).expect("a golden")).expect("a golden");
     let cases: Vec<Case> = paths.iter().map(read).collect();
-    assert_eq!(cases.len(), 20);
+    assert_eq!(cases.len(), 24);
     cases
 }
 
@@ -374,6 +374,33 @@ fn an_encoder_gives_no_logits() {
 }
 
 #[test]
+fn nomics_config_is_read_in_both_spellings() {
+    let of = |case: &Case| case.checkpoint().config().clone();
+    let both = named("nomic-mean");
+    let want = of(&both);
+    assert_eq!((want.max_position_embeddings, want.rope.rope_theta), (160, 1000.0));
+    let without = |names: &[&str]| {
+        let mut case = both.clone();
+        names.iter().for_each(|name| drop(case.config.as_object_mut().expect("an object").remove(*name)));
+        case
+    };
+    let ours = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps"];
+    let makers = without(&[&ours[..], &["max_position_embeddings", "rope_parameters", "hidden_act"]].concat());
+    assert_eq!(of(&makers), want, "the makers' spelling alone");
+    let theirs = ["n_embd", "n_inner", "n_layer", "n_head", "layer_norm_epsilon", "n_positions", "rotary_emb_base"];
+    let more = ["activation_function", "rotary_emb_fraction", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"];
+    assert_eq!(of(&without(&[&theirs[..], &more].concat())), want, "transformers' spelling alone");
+    // What the makers' code takes for absent fields is not what transformers takes.
+    for name in ["qkv_proj_bias", "rotary_emb_fraction", "activation_function"] {
+        let error = Checkpoint::from_buffers(without(&[name]).files()).expect_err(name).to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    let mut longer = makers;
+    longer.config["max_trained_positions"] = serde_json::Value::Null;
+    assert_eq!(of(&longer).max_position_embeddings, 2048, "what v1.5 was trained for, of 8192");
+}
+
+#[test]
 fn configs_that_change_the_computation_are_refused_by_field() {
     let refused = |name: &str, field: &str, value: serde_json::Value, what: &str| {
         let mut case = named(name);
@@ -389,6 +416,21 @@ fn configs_that_change_the_computation_are_refused_by_field() {
     refused("bert-rank", "id2label", serde_json::json!({"0": "a", "1": "b"}), "2 labels");
     refused("xlmr-cls", "max_position_embeddings", 2.into(), "max_position_embeddings");
     refused("modern-cls", "hidden_activation", "silu".into(), "\"silu\" is not supported");
+    refused("distilbert-mean", "activation", "relu".into(), "\"relu\" is not supported");
+    let nomic = |field, value, what| refused("nomic-mean", field, value, what);
+    nomic("qkv_proj_bias", true.into(), "is true, which is not supported");
+    nomic("prenorm", true.into(), "is true, which is not supported");
+    nomic("rotary_emb_interleaved", true.into(), "is true, which is not supported");
+    nomic("rotary_emb_fraction", serde_json::json!(0.5), "only 1, the whole head");
+    nomic("rotary_emb_scale_base", 512.into(), "scaled rotations");
+    nomic(
+        "rope_parameters",
+        serde_json::json!({"rope_type": "yarn", "factor": 2.0}),
+        "rope_type: \"yarn\" is not supported",
+    );
+    nomic("moe_every_n_layers", 2.into(), "no mixture of experts");
+    nomic("activation_function", "gelu".into(), "only \"swiglu\" is");
+    nomic("hidden_act", "gelu".into(), "only \"silu\" is");
     // ModernBERT's code reads no such field; mmBERT's config has it.
     let mut case = named("modern-cls");
     case.config["position_embedding_type"] = "sans_pos".into();

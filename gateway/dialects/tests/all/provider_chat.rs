@@ -45,7 +45,7 @@ const EVERY_FIELD: &str = r#"{ "model" : "demo", "stream" : true,
     "ignore_eos": true, "logprobs": true, "top_logprobs": 20, "return_token_ids": true, "cache_salt": "s", "priority": -3,
     "reasoning_effort": "max", "chat_template_kwargs": { "enable_thinking" : false }, "add_generation_prompt": false,
     "parallel_tool_calls": false, "tool_choice": {"type": "function", "function": {"name": "weather"}}, "user": "u",
-    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": {"type": "object"}}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": {"type": "object", "properties": {}, "additionalProperties": false}}},
     "tools": [{"type": "function", "function": {"name": "weather", "strict": true, "parameters": {"type": "object"}}}],
     "messages": [
         {"role": "developer", "content": "Be brief."},

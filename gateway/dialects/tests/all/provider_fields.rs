@@ -126,8 +126,9 @@ fn chats(field: &str) -> (ChatRequest, ChatRequest) {
     (before, after)
 }
 
+/// A schema that is sent with `strict`: closed, and with all its properties required.
 fn schema() -> ResponseFormat {
-    let schema = r#"{"type":"object"}"#.into();
+    let schema = r#"{"type":"object","properties":{},"additionalProperties":false}"#.into();
     ResponseFormat::JsonSchema { name: "x".into(), description: None, schema, strict: true }
 }
 

@@ -357,25 +357,26 @@ pub(crate) fn with_header(header: &[u8]) -> Vec<u8> {
 
 fn weights(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
     let uniform = uniform(seed, name, shape.iter().product());
-    let scale: Box<dyn Fn(f32) -> f32> = if name.contains("norm") || name.ends_with("LayerNorm.weight") {
-        Box::new(|u| 1.0 + 0.25 * u)
-    } else if name.ends_with("_blocks") {
-        Box::new(|u| ((u + 1.0) * 128.0).floor())
-    } else if name.ends_with("_scales") {
-        Box::new(|u| ((u + 1.0) * 1.5).floor() + 122.0)
-    } else if name.ends_with(".sinks") {
-        Box::new(|u| 3.0 * u)
-    } else if name.ends_with(".bias") || name.ends_with("_bias") {
-        Box::new(|u| 0.25 * u)
-    } else if name.contains("embed") || name.contains("lm_head") {
-        Box::new(|u| 0.5 * u)
-    } else if name.contains(".lora_B.") {
-        let scale = (3.0 / shape[1] as f32).sqrt();
-        Box::new(move |u| 0.25 * u * scale)
-    } else {
-        let scale = (3.0 / shape[1] as f32).sqrt();
-        Box::new(move |u| u * scale)
-    };
+    let scale: Box<dyn Fn(f32) -> f32> =
+        if name.contains("norm") || name.ends_with("_ln.weight") || name.ends_with("LayerNorm.weight") {
+            Box::new(|u| 1.0 + 0.25 * u)
+        } else if name.ends_with("_blocks") {
+            Box::new(|u| ((u + 1.0) * 128.0).floor())
+        } else if name.ends_with("_scales") {
+            Box::new(|u| ((u + 1.0) * 1.5).floor() + 122.0)
+        } else if name.ends_with(".sinks") {
+            Box::new(|u| 3.0 * u)
+        } else if name.ends_with(".bias") || name.ends_with("_bias") {
+            Box::new(|u| 0.25 * u)
+        } else if name.contains("embed") || name.contains("lm_head") {
+            Box::new(|u| 0.5 * u)
+        } else if name.contains(".lora_B.") {
+            let scale = (3.0 / shape[1] as f32).sqrt();
+            Box::new(move |u| 0.25 * u * scale)
+        } else {
+            let scale = (3.0 / shape[1] as f32).sqrt();
+            Box::new(move |u| u * scale)
+        };
     uniform.map(scale).collect()
 }
 

@@ -28,7 +28,7 @@ pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Resu
     object.string("model", model);
     messages::put_all(codec, object.key("messages"), &chat.messages);
     put_tools(&mut object, chat, codec.server);
-    put_format(&mut object, &chat.response_format, codec.server);
+    put_format(&mut object, &chat.response_format);
     if chat.n != 1 {
         object.integer("n", chat.n);
     }
@@ -110,7 +110,7 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, server: Server) {
     }
 }
 
-pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat, server: Server) {
+pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     match format {
         ResponseFormat::Text => {}
         ResponseFormat::JsonObject => object.raw("response_format", r#"{"type":"json_object"}"#),
@@ -121,7 +121,7 @@ pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat, serve
             inner.string("name", name);
             inner.optional("description", description.as_deref());
             inner.raw("schema", schema);
-            inner.flag("strict", *strict && (server == Server::Compatible || may_be_strict(schema)));
+            inner.flag("strict", *strict && may_be_strict(schema));
             inner.close();
             format.close();
         }
