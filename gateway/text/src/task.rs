@@ -79,7 +79,8 @@ impl Encoder {
 }
 
 /// Families of encoders, as the names of their architectures begin.
-const ENCODERS: [&str; 5] = ["Bert", "MPNet", "ModernBert", "Roberta", "XLMRoberta"];
+const ENCODERS: [&str; 8] =
+    ["Bert", "Camembert", "DistilBert", "MPNet", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"];
 
 /// End of the name of an encoder with a head for masked tokens, which vectors are made without.
 const MASKED: &str = "ForMaskedLM";
@@ -612,7 +613,8 @@ mod tests {
     #[test]
     fn an_encoder_with_another_head_needs_the_files_that_say_what_its_vectors_are() {
         let pooling = r#"{"pooling_mode": "cls"}"#;
-        for name in ["BertForMaskedLM", "XLMRobertaForMaskedLM", "ModernBertForMaskedLM"] {
+        let masked = ["BertForMaskedLM", "XLMRobertaForMaskedLM", "ModernBertForMaskedLM"];
+        for name in masked.into_iter().chain(["CamembertForMaskedLM", "DistilBertForMaskedLM"]) {
             let config = format!(r#"{{"architectures": ["{name}"]}}"#);
             let dir = Dir::new(&format!("bare-{name}"), &[(CONFIG, &config)]);
             assert_eq!(Encoder::of(&dir.0).expect("a config"), Some(Encoder::States));

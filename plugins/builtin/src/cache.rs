@@ -201,7 +201,7 @@ fn key(mut share: Share, request: &RequestContext) -> Result<Option<String>, Plu
     let read = serde_json::from_slice(request.body()?);
     let mut body: Value = read.map_err(|_| PluginError::new("the body is no JSON"))?;
     if let Some(table) = body.as_object_mut() {
-        let names = |name| table.get(name).is_some_and(|value| !value.is_null());
+        let names = |name: &str| table.get(name).is_some_and(|value| !value.is_null());
         if names("conversation") {
             // Each answer becomes a part of the conversation that the next one goes on with.
             return Ok(None);
