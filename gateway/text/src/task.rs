@@ -625,7 +625,7 @@ mod tests {
             let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
             assert_eq!((rules.pooling, rules.normalize), (VectorPooling::First, false));
         }
-        for other in ["BertForTokenClassification", "DistilBertModel", "BertForCausalLM", "Bert", ""] {
+        for other in ["BertForTokenClassification", "DistilBertForQuestionAnswering", "BertForCausalLM", "Bert", ""] {
             assert_eq!(Encoder::named(other), None, "{other}");
         }
     }
