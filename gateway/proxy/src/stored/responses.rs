@@ -207,7 +207,8 @@ pub(super) async fn with_turns(gateway: &Gateway, principal: &Principal, mut cal
 /// decoded.
 ///
 /// # Errors
-/// `error`, if the request needs what is kept here: a response in the background, or earlier turns.
+/// `error`, if the request needs what is kept here: a response in the background, or earlier turns; or if it names both a
+/// conversation and a response.
 async fn unread(
     gateway: &Gateway,
     principal: &Principal,
@@ -218,7 +219,9 @@ async fn unread(
     let body = call.body.clone();
     let needs = off_io(body.len(), move || StoreNeeds::read(&body, &Bounds::default())).await?;
     let Ok(needs) = needs else { return Err(error.into()) };
-    if needs.background {
+    // No provider takes both.
+    let names_two = needs.conversation.is_some() && needs.previous_response_id.is_some();
+    if needs.background || names_two {
         return Err(error.into());
     }
     let (tenant, config) = (Tenant::new(principal.tenant()), gateway.serving().config.clone());
