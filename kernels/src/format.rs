@@ -1,7 +1,7 @@
 //! Formats of weights: element types of a checkpoint, the order of its rows, and the form in which a device holds a matrix.
 
 #[cfg(doc)]
-use crate::device::DeviceInfo;
+use crate::device::{Device, DeviceInfo};
 
 /// Element types of tensors in a checkpoint: numbers of 16 or 32 bits, and GGUF's blocks of small integers with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
