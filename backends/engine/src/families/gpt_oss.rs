@@ -12,9 +12,7 @@ use serde_json::{Map, Value, json};
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{
-    ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, RoutingConfig, Traits, layer_types,
-};
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, Traits, layer_types};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "GptOssForCausalLM", read, names: &[] };
 
@@ -49,16 +47,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     config.windows = slides.into_iter().map(|slides| window.filter(|_| slides)).collect();
     let counts = ExpertCounts::read(f, layers)?;
     let parts = ["gate_proj", "up_proj", "down_proj"];
-    config.experts = Some(ExpertsConfig {
-        num_experts: counts.all,
-        num_experts_per_tok: counts.chosen,
-        moe_intermediate_size: config.intermediate_size,
-        shared_size: 0,
-        routing: RoutingConfig::SOFTMAX,
-        norm_topk_prob: true,
-        bias: true,
-        layers: vec![true; layers],
-        names: ExpertNames { block: "mlp", router: "router", parts, stacked: true },
-    });
+    let names = ExpertNames { block: "mlp", router: "router", parts, stacked: true };
+    config.experts = Some(ExpertsConfig { bias: true, ..ExpertsConfig::in_all_layers(&config, &counts, names) });
     Ok(config)
 }

@@ -6,7 +6,7 @@
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, RoutingConfig, Traits};
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MixtralForCausalLM", read, names: &[] };
 
@@ -18,16 +18,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     // Unlike Mistral, an absent window means none.
     config.windows = vec![f.integer("sliding_window", 1, usize::MAX)?; config.num_hidden_layers];
     let counts = ExpertCounts::read(f, config.num_hidden_layers)?;
-    config.experts = Some(ExpertsConfig {
-        num_experts: counts.all,
-        num_experts_per_tok: counts.chosen,
-        moe_intermediate_size: config.intermediate_size,
-        shared_size: 0,
-        routing: RoutingConfig::SOFTMAX,
-        norm_topk_prob: true,
-        bias: false,
-        layers: vec![true; config.num_hidden_layers],
-        names: ExpertNames { block: "block_sparse_moe", router: "gate", parts: ["w1", "w3", "w2"], stacked: false },
-    });
+    let names = ExpertNames { block: "block_sparse_moe", router: "gate", parts: ["w1", "w3", "w2"], stacked: false };
+    config.experts = Some(ExpertsConfig::in_all_layers(&config, &counts, names));
     Ok(config)
 }

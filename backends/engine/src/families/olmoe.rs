@@ -7,9 +7,7 @@
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{
-    ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, QkNorm, RoutingConfig, Traits,
-};
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, QkNorm, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "OlmoeForCausalLM", read, names: &[] };
 
@@ -24,19 +22,10 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     config.qkv_bias = f.flag("attention_bias", false)?;
     config.output_bias = config.qkv_bias;
     config.qk_norm = QkNorm::Together;
-    let layers = config.num_hidden_layers;
-    let counts = ExpertCounts::read(f, layers)?;
+    let counts = ExpertCounts::read(f, config.num_hidden_layers)?;
     let parts = ["gate_proj", "up_proj", "down_proj"];
-    config.experts = Some(ExpertsConfig {
-        num_experts: counts.all,
-        num_experts_per_tok: counts.chosen,
-        moe_intermediate_size: config.intermediate_size,
-        shared_size: 0,
-        routing: RoutingConfig::SOFTMAX,
-        norm_topk_prob: f.flag("norm_topk_prob", false)?,
-        bias: false,
-        layers: vec![true; layers],
-        names: ExpertNames { block: "mlp", router: "gate", parts, stacked: false },
-    });
+    let names = ExpertNames { block: "mlp", router: "gate", parts, stacked: false };
+    let experts = ExpertsConfig::in_all_layers(&config, &counts, names);
+    config.experts = Some(ExpertsConfig { norm_topk_prob: f.flag("norm_topk_prob", false)?, ..experts });
     Ok(config)
 }
