@@ -12,7 +12,7 @@ pub(crate) fn without(barred: Option<&str>) -> String {
 }
 
 /// A text as a string of Lark, which has JSON's escapes and refuses the delete character as it is.
-pub(crate) fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
@@ -23,9 +23,8 @@ pub(crate) fn regex(pattern: &str) -> String {
 }
 
 /// A regular expression without what ends one in Lark: slashes and line breaks are escaped, once each. A character
-/// behind a backslash belongs to it, so the slash in `\\/` is one that stands alone. The gateway's formats of tool calls
-/// have the same scan.
-fn one_line(pattern: &str) -> String {
+/// behind a backslash belongs to it, so the slash in `\\/` is one that stands alone.
+pub fn one_line(pattern: &str) -> String {
     let (mut out, mut characters) = (String::with_capacity(pattern.len()), pattern.chars());
     while let Some(c) = characters.next() {
         let (escaped, c) = if c == '\\' { (true, characters.next()) } else { (false, Some(c)) };

@@ -42,7 +42,7 @@ mod vocabulary;
 
 pub use cache::{CacheSizes, Grammars};
 pub use error::{GrammarError, MatchError};
-pub use expression::unanchored;
+pub use expression::{one_line, quoted, unanchored};
 pub use grammar::Grammar;
 pub use kind::Kind;
 pub use matcher::{Mask, Matcher};

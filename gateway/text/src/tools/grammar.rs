@@ -10,6 +10,8 @@
 //! tool's schema, with the blanks that the family writes. Marks that are special tokens of the checkpoint are written as
 //! tokens, others as text.
 
+use penstock_grammar::one_line;
+pub(super) use penstock_grammar::quoted;
 use serde_json::{Map, Value, json};
 
 use super::{CallableTool, callable::resolved};
@@ -371,12 +373,6 @@ impl<'a> Lark<'a> {
     }
 }
 
-/// A text as a string of Lark, which has JSON's escapes.
-pub(super) fn quoted(text: &str) -> String {
-    // Lark's strings refuse the delete character as it is.
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
-}
-
 /// Parameters of a tool for formats that write them one by one.
 pub(super) enum Parameters {
     /// Listed parameters: name, schema (with the definitions of the whole one), and whether it must be there.
@@ -500,22 +496,6 @@ fn whole_pattern(pattern: &str) -> Result<String, ()> {
         return Err(());
     }
     Ok(format!("/{front}({inner}){back}/"))
-}
-
-/// A regular expression without what ends one in Lark: slashes and line breaks are escaped, once each. A character
-/// behind a backslash belongs to it, so the slash in `\\/` is one that stands alone. Structural tags have the same scan.
-fn one_line(pattern: &str) -> String {
-    let (mut out, mut characters) = (String::with_capacity(pattern.len()), pattern.chars());
-    while let Some(c) = characters.next() {
-        let (escaped, c) = if c == '\\' { (true, characters.next()) } else { (false, Some(c)) };
-        match c {
-            Some('/') => out.push_str("\\/"),
-            Some('\n') => out.push_str("\\n"),
-            Some('\r') => out.push_str("\\r"),
-            c => out.extend(escaped.then_some('\\').into_iter().chain(c)),
-        }
-    }
-    out
 }
 
 /// A text as a part of a regular expression.
