@@ -475,7 +475,7 @@ mod tests {
         }
     }
 
-    /// What scopes can name is written where the config's reference says so, and so is the name under which another URL counts.
+    /// The reference of authentication lists every label that a scope can name, and every URL that counts under another label.
     #[test]
     fn the_reference_lists_every_label() {
         let place = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/authentication.md");

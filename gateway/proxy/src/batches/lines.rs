@@ -188,8 +188,8 @@ fn pause(attempt: u32, asked: Option<Duration>) -> Duration {
     doubled.min(PAUSE_MAX).max(asked.unwrap_or_default())
 }
 
-/// One attempt at a line. The line's text is in memory from here on, charged as a request's body is, and not longer than
-/// the attempt: lines that wait for a slot, or for their next attempt, have none.
+/// Attempts one line. The attempt reads the line's text into memory, charges the memory for request bodies for it, and drops
+/// both when it ends: a line that waits for a slot, or for its next attempt, has no text in memory.
 ///
 /// # Errors
 /// The store did not give the text. A failure of the attempt is the inner result.

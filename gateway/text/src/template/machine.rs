@@ -42,7 +42,7 @@ pub(super) struct Machine<'t> {
     pub(super) settings: Settings,
 }
 
-/// What a rendering depends on beside its variables.
+/// Settings of one rendering: the clock, and how strict the template may be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     /// Time of `strftime_now`, in Unix seconds.

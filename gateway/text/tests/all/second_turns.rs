@@ -54,7 +54,7 @@ fn own_id(template: &str) -> String {
     id.unwrap_or_else(|| panic!("{template}: no call"))
 }
 
-/// What a conversation has beside its calls.
+/// Form of a conversation around its calls: contents, reasoning, number of calls, system messages.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     content: Option<&'static str>,
@@ -218,7 +218,7 @@ fn phi_4_mini_sees_tools_calls_and_results() {
     );
 }
 
-/// What a template refuses without calls stays refused, in its words.
+/// A conversation without calls that a template refuses is refused with the template's own words.
 #[test]
 fn other_refusals_stay() {
     let model = model("mistralai-Mistral-Nemo-Instruct-2407");
