@@ -20,8 +20,8 @@ FLOP_PER_LOGITS = 2 * HIDDEN * VOCABULARY
 # Of one token that attends over one other: the product with its key, and the one with its value.
 FLOP_PER_PAIR = 4 * LAYERS * HEADS * HEAD_DIM
 WEIGHT_BYTES = 1.192e9
-# Bits of a quantized weight with its share of the scales, by the end of the engine's name; others have 16. Of int4 the head has 8.
-QUANTIZED = {"q8_0": 8.5, "q4_0": 4.5, "int8": 8, "int4": 5.5}
+# Bits of a quantized weight with its share of the scales, by the engine's name or its end; others have 16. Of int4 the head has 8.
+QUANTIZED = {"q8_0": 8.5, "q4_0": 4.5, "int8": 8, "penstock int4": 5.5, "OpenVINO int4": 5.1}
 KV_BYTES_PER_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
 # Tokens in front of a decoded one: 128, and half of the steps that are measured.
 CONTEXT = 140
@@ -43,7 +43,8 @@ def work(column, weight_bytes):
 
 def share(column, row, limit):
     """Part of the limit that an engine's tokens per second reach, or nothing where none was measured."""
-    bits = QUANTIZED.get(row["engine"].split()[-1], 16)
+    engine = row["engine"]
+    bits = QUANTIZED.get(engine, QUANTIZED.get(engine.split()[-1], 16))
     tokens, flop, read = work(column, WEIGHT_BYTES * bits / 16)
     peaks = ["bf16_tflop_s", "amx_tflop_s", "fp32_tflop_s"] + (["int8_top_s", "amx_int8_top_s"] if bits < 16 else [])
     flop_s = max(limit[peak] for peak in peaks) * 1e12

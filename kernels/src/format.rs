@@ -130,14 +130,14 @@ pub enum Held {
     /// Integers of 8 bits with one scale per row of the matrix, rounded at load. Activations become 8 bits with one scale per
     /// row too, and an output is one integer sum.
     Int8,
-    /// Blocks of 32 integers of 4 bits with one scale, as [`DType::Q4_0`], rounded at load. What is stored in 4 bits or fewer stays as it is.
+    /// Blocks of 32 integers of 4 bits with one scale, as [`DType::Q4_0`], rounded at load. A matrix that would be held in 4 bits or fewer stays as it is.
     Int4,
-    /// Blocks of 32 integers of 8 bits with one scale, as [`DType::Q8_0`], rounded at load. What is stored in integers or codes stays as it is.
+    /// Blocks of 32 integers of 8 bits with one scale, as [`DType::Q8_0`], rounded at load. A matrix stored in integers or codes stays as it is.
     Int8Blocks,
 }
 
 impl Held {
-    /// Form of the head of a model whose other matrices have this one. Of 4 bits it would lose more than the others.
+    /// Form of the head of a model whose other matrices have this one. A head of 4 bits would lose more than the other matrices.
     pub fn of_head(self) -> Self {
         if self == Held::Int4 { Held::Int8Blocks } else { self }
     }

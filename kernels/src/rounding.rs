@@ -1,15 +1,15 @@
 //! Rounding of weights to blocks of integers while they are packed ([`Held::Int4`], [`Held::Int8Blocks`]).
 //!
 //! A line of 32 weights becomes integers and one scale in f16, in the form of Q4_0 (−8 to 7) or Q8_0 (−127 to 127). Of 8 bits the scale is the largest
-//! magnitude over 127. Of 4 bits it is the best of four: the largest weight is −9, −8, −7 or 7 at first (clamped to the range), and the scale is then
-//! that of least squares for the integers so found. On normally distributed weights the squared error is 0.91 of that of llama.cpp's Q4_0, which takes −8 alone and
+//! magnitude over 127. Of 4 bits it is the best of four: the largest weight is −8.5, −8, −7.5 or −7 at first (before integers are rounded and clamped), and the scale is then
+//! that of least squares for the integers so found. On normally distributed weights the squared error is 0.90 of that of llama.cpp's Q4_0, which takes −8 alone and
 //! keeps the scale. Sums run in eight lanes of a fixed order, so a weight has the same bits on every machine.
 
 use crate::blocks::{LINE, Layout, RowBlocks, from_f16};
 use crate::format::{DType, Held};
 
-/// Integers that the largest weight of a line of 4 bits is tried as.
-const PEAKS: [f32; 4] = [-9.0, -8.0, -7.0, 7.0];
+/// Values that the largest weight of a 4-bit line is mapped to, one try each, before integers are rounded and clamped.
+const PEAKS: [f32; 4] = [-8.5, -8.0, -7.5, -7.0];
 /// Lowest and highest integer of 4 bits.
 const RANGE: (f32, f32) = (-8.0, 7.0);
 /// Magnitude below which a line counts as zero: the inverse of its scale would overflow.
@@ -63,7 +63,7 @@ fn round_line(layout: Layout, line: &[f32; LINE], out: &mut [u8; LINE]) -> u16 {
     };
     let bits = half::f16::from_f32(scale).to_bits();
     let factor = 1.0 / from_f16(bits);
-    // A line whose scale has no number in f16 but zero, or infinity, which makes its products NaN.
+    // If the f16 scale is zero, the integers stay zero; if it is infinite, they stay zero too and the products are NaN.
     if factor.is_finite() && factor != 0.0 {
         for (out, w) in out.iter_mut().zip(line) {
             *out = (nearest(w * factor, range) as i32 + i32::from(layout.zero)) as u8;
@@ -120,6 +120,17 @@ mod tests {
         (blocks, out)
     }
 
+    /// Value of [`PEAKS`] that loses least with the scale of least squares.
+    fn best_peak(line: &[f32]) -> f32 {
+        let peak = line.iter().fold(0.0f32, |peak, &w| if w.abs() > peak.abs() { w } else { peak });
+        let gain = |at_peak: f32| {
+            let integer = |w: &f32| f64::from((w * at_peak / peak).round().clamp(-8.0, 7.0));
+            let product: f64 = line.iter().map(|w| f64::from(*w) * integer(w)).sum();
+            product * product / line.iter().map(|w| integer(w).powi(2)).sum::<f64>()
+        };
+        PEAKS.into_iter().max_by(|a, b| gain(*a).total_cmp(&gain(*b))).unwrap()
+    }
+
     fn squared_error(got: &[f32], want: &[f32]) -> f64 {
         got.iter().zip(want).map(|(a, b)| f64::from(a - b).powi(2)).sum()
     }
@@ -174,15 +185,15 @@ mod tests {
         let row: Vec<f32> = (0..1 << 16).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect();
         let of_largest: f64 = row.chunks(LINE).map(|line| error_of(line, plain(line))).sum();
         let ratio = squared_error(&weights_of(Held::Int4, &row).1, &row) / of_largest;
-        assert!((0.9..0.97).contains(&ratio), "{ratio}");
+        assert!((0.885..0.905).contains(&ratio), "{ratio}");
+        let bests: std::collections::HashSet<u32> = row.chunks(LINE).map(|line| best_peak(line).to_bits()).collect();
+        assert_eq!(bests.len(), PEAKS.len(), "each of the values is the best of some line");
     }
 
     #[test]
     fn integers_times_a_scale_come_back() {
-        for held in [Held::Int4, Held::Int8Blocks] {
-            let row: Vec<f32> = (0..64).map(|i| f32::from((i * 5 % 16 - 8) as i8) * 0.25).collect();
-            assert_eq!(weights_of(Held::Int4, &row).1, row, "{held:?}");
-        }
+        let row: Vec<f32> = (0..64).map(|i| f32::from((i * 5 % 16 - 8) as i8) * 0.25).collect();
+        assert_eq!(weights_of(Held::Int4, &row).1, row);
         let row: Vec<f32> = (0..32).map(|i| f32::from((i * 8 - 127) as i8) * 0.5).collect();
         assert_eq!(weights_of(Held::Int8Blocks, &row).1, row);
     }

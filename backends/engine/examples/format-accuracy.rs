@@ -55,9 +55,12 @@ fn main() {
     texts.iter_mut().for_each(|text| text.truncate(TOKENS_MAX));
     texts.retain(|text| text.len() > 1);
     println!("{:<28} {:>10} {:>10} {:>12} {:>12}", "model", "ppl f32", "ppl cpu", "mean all", "mean next");
-    let asked = [("--int8", Held::Int8), ("--int4", Held::Int4)];
-    let asked = asked.into_iter().filter(|(option, _)| options.iter().any(|word| word == option));
-    let forms: Vec<_> = std::iter::once(Held::Stored).chain(asked.map(|(_, held)| held)).collect();
+    let asked = options.iter().map(|option| match option.as_str() {
+        "--int8" => Held::Int8,
+        "--int4" => Held::Int4,
+        other => panic!("{other} is none of the options --int8 and --int4"),
+    });
+    let forms: Vec<_> = std::iter::once(Held::Stored).chain(asked).collect();
     for (path, held) in models.iter().flat_map(|path| forms.iter().map(move |held| (path, *held))) {
         let checkpoint = Checkpoint::open(Path::new(path)).expect("a checkpoint");
         let mut exact = load(&checkpoint, |limits| Box::new(ReferenceDevice::new(limits)), Held::Stored);

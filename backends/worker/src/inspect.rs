@@ -28,7 +28,7 @@ pub struct Summary {
     /// Type to which the device rounds some weights; `None` if all keep their type.
     pub rounded_to: Option<&'static str>,
     /// Bytes of the weights as the device would hold them with matrices rounded to 8 bits (`int8`), and to 4 (`int4`).
-    pub rounded_bytes: [u64; 2],
+    pub if_rounded: [(&'static str, u64); 2],
     /// Adapters that would be loaded beside the model.
     pub adapters: Vec<AdapterSummary>,
     /// Memory plan of one worker.
@@ -89,7 +89,8 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
         architecture: checkpoint.architecture(),
         weights_bytes: checkpoint.weights_bytes(),
         weight_format: checkpoint.weight_format(),
-        rounded_bytes: [Held::Int8, Held::Int4].map(|held| checkpoint.held_bytes(held)),
+        if_rounded: [("int8", Held::Int8), ("int4", Held::Int4)]
+            .map(|(name, held)| (name, checkpoint.held_bytes(held))),
         plan: Plan::new(options, &checkpoint, &engine, memory, (adapters::bytes(&adapters), false)),
         adapters: adapters.iter().map(AdapterSummary::from).collect(),
         shares_weights: matches!(place, Place::Cpu),
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!((summary.architecture, summary.weight_format.as_str()), ("Qwen3ForCausalLM", "bf16"));
         assert_eq!((summary.context_tokens, summary.kv_bytes_per_token), (8192, 6 * 2 * 2 * 64 * 2));
         assert_eq!(summary.rounded_to, None);
-        let [int8, int4] = summary.rounded_bytes;
+        let [int8, int4] = summary.if_rounded.map(|(_, bytes)| bytes);
         assert!(int8 < summary.plan.weights_bytes * 6 / 10 && int4 < int8 * 8 / 10);
         assert!(summary.plan.fits() && summary.plan.context_tokens == 8192 && summary.bound.is_some());
         assert!(cpu_paths().contains(&"portable") && cpu_path("auto").is_ok() && cpu_path("mmx").is_err());

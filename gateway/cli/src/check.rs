@@ -266,8 +266,8 @@ fn shares(summary: &Summary, pool: &PoolConfig) -> bool {
     pool.shared_weights && summary.shares_weights
 }
 
-/// Description of the memory that `workers` lack. `shares`: they have one copy of the weights; `fixes_kv`: the config says how much each has for KV; `quantize`: what it has
-/// matrices rounded to.
+/// Description of the memory that `workers` lack. `shares`: they have one copy of the weights; `fixes_kv`: the config says how much each has for KV;
+/// `quantize`: the format that the pool rounds matrices to.
 fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, quantize: &str) -> Option<String> {
     let plan = &summary.plan;
     let bound = summary.bound.as_deref()?;
@@ -292,8 +292,8 @@ fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, q
     if summary.is_gpu {
         changes.push("device = \"cpu\" (--device cpu)".to_owned());
     } else {
-        let formats = ["int8", "int4"].into_iter().zip(summary.rounded_bytes);
-        let smaller = formats.filter(|(name, bytes)| *name != quantize && *bytes < plan.weights_bytes);
+        let smaller =
+            summary.if_rounded.into_iter().filter(|(name, bytes)| *name != quantize && *bytes < plan.weights_bytes);
         changes.extend(smaller.map(|(name, bytes)| {
             let (less, now) = (gigabytes(bytes), gigabytes(plan.weights_bytes));
             format!("quantize = \"{name}\" (--quantize {name}): weights of {less} GB, not {now}")
@@ -379,7 +379,7 @@ mod tests {
             weights_bytes: plan.weights_bytes,
             weight_format: "bf16".into(),
             rounded_to: None,
-            rounded_bytes: [int8 * GIGABYTE, int8 * GIGABYTE * 6 / 10],
+            if_rounded: [("int8", int8 * GIGABYTE), ("int4", int8 * GIGABYTE * 6 / 10)],
             adapters: Vec::new(),
             shares_weights: true,
             is_gpu: false,
