@@ -4,7 +4,7 @@
     python make_goldens.py [--only NAME] [--out tests/goldens/models]
 
 One file per case. It holds the config, the list of tensors as transformers has them, a seed from which both sides derive the
-same weights bit for bit (`weights` below; in Rust: backends/engine/tests/common/weights.rs), the tokens, and transformers'
+same weights bit for bit (`weights` below; in Rust: backends/engine/tests/all/common/weights.rs), the tokens, and transformers'
 logprobs in float32 with eager attention. Beside them: how far transformers' own bfloat16 run is from its float32 run over
 the same values, which is the yardstick for our bfloat16 paths.
 """

@@ -45,15 +45,15 @@ const SINKS: &str = "attn_sinks.weight";
 const GPT_OSS: &str = "GptOssForCausalLM";
 /// GGUF's tensors of all gate, up and down matrices of a layer's experts.
 const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-/// Remedy for files that do not say enough.
+/// Remedy where a GGUF file lacks facts that `config.json` has.
 const ORIGINAL: &str = "serve the original checkpoint, a folder with config.json";
 /// Factors by which the frequencies of rotations are divided, as Llama 3 needs them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// Factors for short and for long contexts, as LongRoPE has them.
 const LONGROPE_FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
-/// GGUF's architectures whose layers have no windows here: what `config.json` says about which layers have one is not in a file, and OLMo 3, whose
-/// files call themselves `olmo2`, also rotates those layers otherwise.
+/// Architectures of GGUF that are served only without windows: their files do not say which layers have one (`config.json` does). OLMo 3's files also
+/// call themselves `olmo2`, and its layers with a window rotate differently.
 const WINDOWLESS: [&str; 5] = ["olmo2", "qwen2", "qwen3", "qwen3moe", "smollm3"];
 
 impl From<GgufError> for CheckpointError {
@@ -337,7 +337,7 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     Ok((architecture, config, raw))
 }
 
-/// Refuses windows and directions of attention that would be served as others.
+/// Refuses windows, and attention to later tokens, that would be ignored otherwise.
 fn check_attention(gguf: &Gguf, name: &str, window: Option<u64>) -> Result<(), CheckpointError> {
     let key = |part: &str| format!("{name}.{part}");
     const CAUSAL: &str = "attention.causal";
@@ -346,7 +346,7 @@ fn check_attention(gguf: &Gguf, name: &str, window: Option<u64>) -> Result<(), C
         return Err(gguf.refuse(&key(CAUSAL), reason).help(ORIGINAL).into());
     }
     let Some(window) = window else { return Ok(()) };
-    // Which of the layers have the window: of the architectures with windows, the files of these do not say so.
+    // In `llama` and `phi3` files this key gives only some of the layers the window, which is not read here.
     const PATTERN: &str = "attention.sliding_window_pattern";
     if matches!(name, "llama" | "phi3") && gguf.metadata.contains_key(&key(PATTERN)) {
         let reason = "windows in some of the layers are not supported in this architecture";

@@ -244,7 +244,7 @@ impl Checkpoint {
     }
 
     /// Form in which a device holds the matrix `name`, where products are to read matrices held as `held`.
-    fn held(&self, name: &str, held: Held) -> Held {
+    pub(crate) fn held(&self, name: &str, held: Held) -> Held {
         match name {
             families::EMBEDDING if self.config.tie_word_embeddings => held.of_head(),
             families::EMBEDDING => Held::Stored,

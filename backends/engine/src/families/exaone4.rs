@@ -13,9 +13,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Exaone4ForCa
 
 /// Window of configs without the field.
 const WINDOW: usize = 4096;
-/// Of so many layers, the last one sees all, where the config says nothing else.
+/// Length of a group of layers of which only the last has no window, where the config does not say.
 const EVERY: usize = 4;
-/// Field of that number.
+/// Config field with the length of such a group.
 const PATTERN: &str = "sliding_window_pattern";
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
@@ -26,10 +26,10 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let every = match (has_windows && f.value("layer_types").is_none(), f.has(PATTERN)) {
         (false, _) => 1,
         (true, false) => EVERY,
-        // Letters stand beside a list of the layers, which is what counts.
+        // A pattern of letters ("LLLG") comes with `layer_types`, which is read in its place.
         (true, true) => f.required(PATTERN, 1, usize::MAX)?,
     };
-    config.read_layer_windows(f, Some(WINDOW), |layer| !(layer + 1).is_multiple_of(every))?;
+    config.read_layer_windows(f, WINDOW, |layer| !(layer + 1).is_multiple_of(every))?;
     let rotation =
         |window: &Option<usize>| if window.is_some() || !has_windows { Rotation::Model } else { Rotation::None };
     config.rotations = config.windows.iter().map(rotation).collect();

@@ -44,6 +44,6 @@ pub(super) fn read_gemma(f: &Fields<'_>, traits: Traits, pattern: usize) -> Resu
     config.query_scale = scalar.ok_or_else(|| f.missing("query_pre_attn_scalar"))?.powf(-0.5);
     config.qkv_bias = f.flag("attention_bias", false)?;
     config.output_bias = config.qkv_bias;
-    config.read_layer_windows(f, Some(WINDOW), |layer| !(layer + 1).is_multiple_of(pattern))?;
+    config.read_layer_windows(f, WINDOW, |layer| !(layer + 1).is_multiple_of(pattern))?;
     Ok(config)
 }

@@ -12,17 +12,19 @@ use serde_json::{Map, Value, json};
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, Traits, layer_types};
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "GptOssForCausalLM", read, names: &[] };
 
 /// Base of the rotary frequencies where the config has none.
 const THETA: f64 = 150_000.0;
+/// Window of every second layer where the config has none.
+const WINDOW: usize = 128;
 
 /// Values that configs leave out, as in transformers' GptOssConfig.
 static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
     let all = json!({
-        "head_dim": 64, "rms_norm_eps": 1e-5, "sliding_window": 128, "max_position_embeddings": 131_072, "num_experts_per_tok": 4,
+        "head_dim": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "num_experts_per_tok": 4,
         "swiglu_limit": 7.0, "swiglu_alpha": 1.702, "attention_bias": true,
         "rope_parameters": {
             "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
@@ -41,11 +43,8 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     config.qkv_bias = f.flag("attention_bias", true)?;
     config.output_bias = config.qkv_bias;
     config.sinks = true;
-    let layers = config.num_hidden_layers;
-    let window = f.integer("sliding_window", 1, usize::MAX)?;
-    let slides = layer_types(f, layers)?.unwrap_or_else(|| (0..layers).map(|layer| layer % 2 == 0).collect());
-    config.windows = slides.into_iter().map(|slides| window.filter(|_| slides)).collect();
-    let counts = ExpertCounts::read(f, layers)?;
+    config.read_layer_windows(f, WINDOW, |layer| layer % 2 == 0)?;
+    let counts = ExpertCounts::read(f, config.num_hidden_layers)?;
     let parts = ["gate_proj", "up_proj", "down_proj"];
     let names = ExpertNames { block: "mlp", router: "router", parts, stacked: true };
     config.experts = Some(ExpertsConfig { bias: true, ..ExpertsConfig::in_all_layers(&config, &counts, names) });

@@ -11,7 +11,7 @@ use crate::model_config::fields::Fields;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "LlamaForCausalLM", read, names: &[] };
 
-/// The decoder alone, as embedding models are saved.
+/// Decoder saved without a head, as embedding models are.
 pub(super) const MODEL: Architecture =
     Architecture { name: "LlamaModel", read: |f| Ok(read(f)?.without_head()), names: &[] };
 

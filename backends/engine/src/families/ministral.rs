@@ -16,6 +16,6 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read(f)?;
     // A null means that no layer has one.
     let slides = !f.has("sliding_window") || f.value("sliding_window").is_some();
-    config.read_layer_windows(f, Some(WINDOW), |_| slides)?;
+    config.read_layer_windows(f, WINDOW, |_| slides)?;
     Ok(config)
 }

@@ -13,12 +13,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Olmo3ForCaus
 
 /// Window of configs that have none of their own.
 const WINDOW: usize = 4096;
-/// Of so many layers, the last one sees all, where the config does not list them.
+/// Length of a group of layers of which only the last has no window, where the config does not say.
 const PATTERN: usize = 4;
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = olmo2::read(f)?;
-    config.read_layer_windows(f, Some(WINDOW), |layer| !(layer + 1).is_multiple_of(PATTERN))?;
+    config.read_layer_windows(f, WINDOW, |layer| !(layer + 1).is_multiple_of(PATTERN))?;
     if config.rope.scaling != RopeScaling::Default {
         let rotation = |window: &Option<usize>| if window.is_some() { Rotation::Local } else { Rotation::Model };
         config.rotations = config.windows.iter().map(rotation).collect();

@@ -10,7 +10,7 @@ use crate::model_config::{ModelConfig, QkNorm};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen3ForCausalLM", read, names: &[] };
 
-/// The decoder alone, as embedding models are saved.
+/// Decoder saved without a head, as embedding models are.
 pub(super) const MODEL: Architecture =
     Architecture { name: "Qwen3Model", read: |f| Ok(read(f)?.without_head()), names: &[] };
 

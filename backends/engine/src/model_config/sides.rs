@@ -11,8 +11,8 @@ pub(crate) const BIDIRECTIONAL: &str = "use_bidirectional_attention";
 const CAUSAL: &str = "is_causal";
 
 impl ModelConfig {
-    /// Reads whether the tokens of a decoder see later ones, once its family has read the other fields: those of embedding models may. A layer's window
-    /// then reaches as far to each side, as transformers has it (`sliding_window_bidirectional_overlay`).
+    /// Reads `is_causal`: with `false` (embedding models) tokens see later ones, and a layer's window reaches as far to each side, as in transformers
+    /// (`sliding_window_bidirectional_overlay`). Called once the family has read the other fields.
     pub(crate) fn read_sides(&mut self, f: &Fields<'_>) -> Result<(), CheckpointError> {
         // Gemma's field has been read, with the windows that it means.
         if self.encoder.is_some() || !self.causal {

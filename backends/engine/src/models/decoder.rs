@@ -427,15 +427,14 @@ impl Decoder {
         let ropes = Ropes::load(loader.device, (rope, local_rope)).map_err(refused("rotations"))?;
         let buffers = Buffers::new(loader.device, c).map_err(refused("activations"))?;
         // A table that is looked up alone costs a row per token: rounding it would save memory and no time.
-        let of_head = loader.held.of_head();
-        let held = if c.tie_word_embeddings { of_head } else { Held::Stored };
+        let held = loader.checkpoint.held(EMBEDDING, loader.held);
         let embedding = loader.load(&[EMBEDDING.into()], held, |mut t| WeightSpec::Embedding(t.remove(0)))?;
         let layers = (0..c.num_hidden_layers).map(|layer| loader.layer(c, layer, &ropes)).collect::<Result<_, _>>()?;
         let norm = loader.norm(NORM.into())?;
         let head = match (c.tie_word_embeddings, c.headless) {
             (true, _) => Some(embedding),
             (false, true) => None,
-            (false, false) => Some(loader.linear(&[HEAD.into()], of_head, false)?),
+            (false, false) => Some(loader.linear(&[HEAD.into()], loader.checkpoint.held(HEAD, loader.held), false)?),
         };
         Ok(Self {
             eps: c.rms_norm_eps,

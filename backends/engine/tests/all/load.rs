@@ -233,6 +233,8 @@ fn configs_of_gpt_oss() {
     assert_eq!(plain.hidden_act, Activation::ClampedSwiglu { limit: 1.25, alpha: 1.702 });
     let listed = config("gptoss-listed");
     assert_eq!(listed.windows, [None, Some(24), Some(24)]);
+    let refused = changed(case, &json!({"sliding_window": null})).expect_err("layers with a window have one");
+    assert!(refused.contains("sliding_window: is missing"), "{refused}");
     assert_eq!(listed.hidden_act, Activation::ClampedSwiglu { limit: 7.0, alpha: 1.25 });
     // A config that leaves out what transformers' class knows.
     let left_out = ["swiglu_limit", "rope_scaling", "rope_theta", "rms_norm_eps", "sliding_window", "attention_bias"];
