@@ -16,8 +16,13 @@ pub fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// A regular expression of the whole text, as Lark writes it.
-pub(crate) fn regex(pattern: &str) -> String {
+/// Returns true if a regular expression ends within an escape: what follows it would become a part of it.
+pub fn ends_in_escape(pattern: &str) -> bool {
+    pattern.chars().rev().take_while(|c| *c == '\\').count() % 2 == 1
+}
+
+/// A regular expression of the whole text, as Lark writes it; one that [`ends_in_escape`] has no such form.
+pub fn regex(pattern: &str) -> String {
     let escaped = one_line(unanchored(pattern));
     if escaped.is_empty() { "\"\"".to_owned() } else { format!("/{escaped}/") }
 }
@@ -40,7 +45,7 @@ pub fn one_line(pattern: &str) -> String {
 
 /// Drops `^` in front and `$` at the end, which say no more than that the whole output matches. They stay where an
 /// alternative outside of groups gives them another meaning; the library then refuses them.
-pub fn unanchored(regex: &str) -> &str {
+pub(crate) fn unanchored(regex: &str) -> &str {
     let (mut depth, mut in_class, mut escaped, mut split) = (0_i64, false, false, false);
     for c in regex.chars() {
         match c {
@@ -82,6 +87,13 @@ mod tests {
             ("", "\"\""),
         ] {
             assert_eq!(regex(pattern), written, "{pattern:?}");
+        }
+    }
+
+    #[test]
+    fn an_escape_at_the_end_is_told() {
+        for (pattern, ends) in [("a\\", true), ("a\\\\", false), ("\\\\\\", true), ("", false), ("a", false)] {
+            assert_eq!(ends_in_escape(pattern), ends, "{pattern:?}");
         }
     }
 

@@ -42,7 +42,7 @@ mod vocabulary;
 
 pub use cache::{CacheSizes, Grammars};
 pub use error::{GrammarError, MatchError};
-pub use expression::{one_line, quoted, unanchored};
+pub use expression::{ends_in_escape, one_line, quoted, regex};
 pub use grammar::Grammar;
 pub use kind::Kind;
 pub use matcher::{Mask, Matcher};

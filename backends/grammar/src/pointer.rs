@@ -6,17 +6,32 @@
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
-/// Key of the root under which copies of schemas lie whose names have slashes; longer if a schema has it.
+/// Key in the root under which schemas with a slash in their name are copied; `_` is added while the schema has that
+/// key itself.
 const COPIES: &str = "x-penstock-copies";
 
-/// Target of a reference inside `root`, and the parts of its path; `None` if it is not there.
+/// Target of a reference inside `root`, and the parts of its path, an index in its shortest spelling; `None` if it is not
+/// there.
 pub(crate) fn resolve<'a>(root: &'a Value, target: &str) -> Option<(&'a Value, Vec<String>)> {
     let pointer = target.strip_prefix("#/")?;
     // Some generators do not escape the names that they refer to.
-    [decoded(pointer), Some(parts(pointer).map(str::to_owned).collect())]
-        .into_iter()
-        .flatten()
-        .find_map(|path| Some((path.iter().try_fold(root, |value, part| step(value, part))?, path)))
+    let spellings = [decoded(pointer), Some(parts(pointer).map(str::to_owned).collect())];
+    spellings.into_iter().flatten().find_map(|path| follow(root, path))
+}
+
+/// Value at the end of a path, and the path with its indices in their shortest spelling: `00` and `+0` are the same place.
+fn follow(root: &Value, path: Vec<String>) -> Option<(&Value, Vec<String>)> {
+    let mut value = root;
+    let mut plain = Vec::with_capacity(path.len());
+    for part in path {
+        let part = match value {
+            Value::Array(_) => part.parse::<usize>().ok()?.to_string(),
+            _ => part,
+        };
+        value = step(value, &part)?;
+        plain.push(part);
+    }
+    Some((value, plain))
 }
 
 /// Target of a reference for change; see [`resolve`].
@@ -72,7 +87,7 @@ pub(crate) struct Plain {
     key: String,
     /// Paths of the schemas that are copied, with the numbers of their copies.
     copied: HashMap<Vec<String>, usize>,
-    /// Addresses of the schemas whose reference is written: a second time it would be read with escapes that it has not.
+    /// Addresses of schemas whose reference has been written; a second pass would read it as if it still had escapes.
     written: HashSet<*const Map<String, Value>>,
 }
 
@@ -127,6 +142,20 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn one_place_has_one_copy_however_its_index_is_written() {
+        let root = json!({"$defs": {"/": {"allOf": [{"const": "x".repeat(1000)}]}}});
+        let mut plain = Plain::new(&root);
+        let spellings = ["0", "00", "000", "+0", "+00"];
+        let mut maps = spellings.map(|index| {
+            let schema = json!({"$ref": format!("#/$defs/~1/allOf/{index}")});
+            schema.as_object().expect("an object").clone()
+        });
+        maps.iter_mut().for_each(|map| plain.write(&root, map));
+        assert!(maps.iter().all(|map| *map == maps[0]), "{maps:?}");
+        assert_eq!(plain.originals(&root).count(), 1);
+    }
+
+    #[test]
     fn escapes_of_fragment_and_pointer_are_read_once_each() {
         let root = json!({"d": {"a/b": 1, "a~b": 2, "a~1b": 3, "L<s>": 4, "ä%": 5, "50%25": 6, "": 7, "x": [8, 9]}});
         let at = |target: &str| resolve(&root, target).and_then(|(value, _)| value.as_u64());
@@ -144,6 +173,7 @@ mod tests {
             ("#/d/50%25", Some(6)),
             ("#/d/", Some(7)),
             ("#/d/x/1", Some(9)),
+            ("#/d/x/01", Some(9)),
             ("#/d/%FF", None),
             ("#/d/%", None),
             ("#/d/%C", None),

@@ -12,7 +12,7 @@
 mod fields;
 mod tag;
 
-use crate::expression::{ANY, SOME, quoted, regex, without};
+use crate::expression::{ANY, SOME, ends_in_escape, quoted, regex, without};
 use crate::gbnf;
 use crate::kind::Kind;
 use crate::schema;
@@ -191,7 +191,11 @@ impl Writer<'_> {
             "const_string" => self.literal(string(fields, "value", at)?, at)?,
             "json_schema" => self.json(fields, at)?,
             "regex" => {
-                let expression = regex(string(fields, "pattern", at)?);
+                let pattern = string(fields, "pattern", at)?;
+                if ends_in_escape(pattern) {
+                    return at.field("pattern").fault("ends in a backslash");
+                }
+                let expression = regex(pattern);
                 self.charge(expression.len(), at)?;
                 vec![Piece::Text(expression)]
             }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use penstock_grammar::structural_tag::{self, SpecialTokens, TagRules};
 use penstock_grammar::{
-    CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary, gbnf, unanchored,
+    CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary, ends_in_escape, gbnf,
 };
 use penstock_pool::Guided;
 use penstock_proto::frames::{Guide, GuideKind};
@@ -147,7 +147,11 @@ impl Draft {
                 ContentForm::Json { schema, strict }
             }
             Some(Form::Object) => ContentForm::Object,
-            Some(Form::Regex(regex)) => ContentForm::Regex(unanchored(&regex).to_owned()),
+            Some(Form::Regex(regex)) if ends_in_escape(&regex) => {
+                let message = format!("{param}: the regular expression ends in a backslash");
+                return Err(ApiError::invalid(&param, message));
+            }
+            Some(Form::Regex(regex)) => ContentForm::Regex(regex),
             Some(Form::Choice(choices)) => ContentForm::Choice(choices),
             Some(Form::Tag { start, rules }) => ContentForm::Rules { start, rules },
             Some(Form::Lark(text)) => {

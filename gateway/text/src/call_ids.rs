@@ -47,6 +47,13 @@ impl CallIds {
 
     /// Ids of each message, in the form of the template. A result gets the id of the last call in front of it that had the same id.
     pub(crate) fn of_messages<'m>(self, messages: &'m [Message]) -> Vec<MessageIds<'m>> {
+        if self == Self::AsSent {
+            let as_sent = |message: &'m Message| MessageIds {
+                calls: message.tool_calls.iter().map(|call| Cow::Borrowed(call.id.as_str())).collect(),
+                result: message.tool_call_id.as_deref().map(Cow::Borrowed),
+            };
+            return messages.iter().map(as_sent).collect();
+        }
         let all = messages.iter().flat_map(|message| &message.tool_calls);
         let kept: HashSet<&str> = all.filter(|call| self.takes(call)).map(|call| call.id.as_str()).collect();
         let mut written: HashMap<&str, Cow<'m, str>> = HashMap::new();
@@ -57,7 +64,6 @@ impl CallIds {
             for call in &message.tool_calls {
                 let id = match self {
                     _ if self.takes(call) => Cow::Borrowed(call.id.as_str()),
-                    Self::AsSent | Self::Short => short(&call.id).into(),
                     Self::Named => loop {
                         let id = format!("functions.{}:{number}", call.name);
                         if !kept.contains(id.as_str()) {
@@ -65,6 +71,7 @@ impl CallIds {
                         }
                         number += 1;
                     },
+                    Self::Short | Self::AsSent => short(&call.id).into(),
                 };
                 number += 1;
                 written.insert(&call.id, id.clone());

@@ -200,7 +200,7 @@ struct Context<'m> {
     ids: CallIds,
     /// True if the template takes the tools from a system message (Phi-4-mini), and knows no calls.
     tools_in_message: bool,
-    /// Role of a tool's result in such a template.
+    /// Role of a tool's result in a template that takes tools from a message.
     result_role: &'static str,
 }
 
@@ -213,6 +213,19 @@ struct Turn<'t> {
     continued: bool,
     /// Tools that this message carries, as text.
     tools: Option<Value>,
+}
+
+/// Most messages, and most bytes of their texts, of a conversation that is rendered again in other forms.
+const CHANGED_MESSAGES_MAX: usize = 1000;
+const CHANGED_BYTES_MAX: usize = 1 << 20;
+
+/// Returns true if rendering the conversation several times is cheap enough.
+fn may_be_changed(messages: &[Message]) -> bool {
+    let bytes = |message: &Message| {
+        let calls = message.tool_calls.iter().map(|call| call.arguments.len()).sum::<usize>();
+        calls + message.content.as_ref().map_or(0, |text| text.len())
+    };
+    messages.len() <= CHANGED_MESSAGES_MAX && messages.iter().map(bytes).sum::<usize>() <= CHANGED_BYTES_MAX
 }
 
 impl Context<'_> {
@@ -236,14 +249,15 @@ impl Context<'_> {
             }
         }
         let refused = matches!(marked, Err(RenderError::Failed(_) | RenderError::Refused(_)));
-        if refused && !input.request.continue_final_message {
+        if refused && !input.request.continue_final_message && may_be_changed(&input.messages) {
             marked = self.render_changed(template, input, now_unix_s)?.map_or(marked, Ok);
         }
         marked.map_err(|error| template_fault(&error))
     }
 
-    /// Prompt of a conversation that the template refuses, in the form of the first change that the template takes: each change alone, then
-    /// all of them. A conversation with tools may have its roles in any order if the template knows tools: clients' texts follow a tool's result at once.
+    /// Prompt of a conversation that the template refuses, in the form of the first change that the template takes: each change alone, then all of
+    /// them. If the conversation has calls or results and the template knows calls, roles may come in any order, since clients send a user's text
+    /// directly behind a tool's result.
     fn render_changed(
         &self,
         template: &ChatTemplate,
@@ -258,8 +272,11 @@ impl Context<'_> {
         }
         for changes in Change::ALL.chunks(1).chain([&Change::ALL[..]]) {
             let Some(messages) = turns::changed(&input.messages, changes) else { continue };
-            if let Ok(marked) = context.render(template, &input.with_messages(messages), now_unix_s)? {
-                return Ok(Some(marked));
+            match context.render(template, &input.with_messages(messages), now_unix_s)? {
+                Ok(marked) => return Ok(Some(marked)),
+                // Another form would cost as much again.
+                Err(RenderError::TooMuch) => return Ok(None),
+                Err(_) => {}
             }
         }
         Ok(None)

@@ -436,7 +436,8 @@ impl TextModel {
         self.call_ids
     }
 
-    /// Role of a tool's result in a template that writes roles as marks and knows no tools: that of the checkpoint's own mark, if it has one.
+    /// Role of a tool's result in a template that writes roles as marks and knows no tools: `tool_response` if the vocabulary has that mark, else
+    /// `tool`.
     pub(crate) fn result_role(&self) -> &'static str {
         let template = self.template.as_ref().is_some_and(ChatTemplate::reads_tools_of_message);
         if template && self.token_id(RESULT_MARK).is_some() { "tool_response" } else { "tool" }
@@ -447,7 +448,7 @@ impl TextModel {
     }
 }
 
-/// Text of a template, with the marks that the gateway writes in its place.
+/// Source of a template, and the marks of calls and results that the gateway writes for a template without them.
 fn markup(template: Option<&ChatTemplate>) -> String {
     let source = template.map(ChatTemplate::source).unwrap_or_default();
     let [open, close] =

@@ -1,8 +1,8 @@
 //! Conversations in another form, for chat templates that refuse the turns of an API.
 //!
-//! Templates take what their model was trained with, and refuse the rest in words of their own. What clients send back of a model's answers is in the
-//! form of an API: several calls in one message, text beside reasoning and calls, results without the name of the function. A conversation that a template refuses is
-//! tried again in these forms, which say the same; one that a template takes is never changed.
+//! Templates take the conversations that their model was trained with and refuse others. Clients send back a model's answer in the form of their API:
+//! several calls in one message, text beside reasoning and calls, results without the name of the function. A refused conversation is tried again in
+//! the forms of [`Change`], which say the same; a conversation that the template takes is never changed.
 
 use penstock_types::{Message, Role};
 

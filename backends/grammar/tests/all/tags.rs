@@ -461,6 +461,7 @@ fn what_cannot_be_enforced_is_refused_by_its_place() {
             "contains a trigger",
         ),
         (json!({"type": "token", "token": 3}), "format.token", "control token"),
+        (json!({"type": "regex", "pattern": "a\\"}), "format.pattern", "ends in a backslash"),
         (json!({"type": "tag", "begin": "a", "end": "b"}), "format.content", "missing"),
         (json!({"type": "sequence", "elements": []}), "format.elements", "1 to"),
         (json!("x"), "format", "an object"),

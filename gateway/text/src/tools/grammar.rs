@@ -10,8 +10,8 @@
 //! tool's schema, with the blanks that the family writes. Marks that are special tokens of the checkpoint are written as
 //! tokens, others as text.
 
-use penstock_grammar::one_line;
 pub(super) use penstock_grammar::quoted;
+use penstock_grammar::{ends_in_escape, one_line, regex};
 use serde_json::{Map, Value, json};
 
 use super::{CallableTool, callable::resolved};
@@ -321,9 +321,7 @@ impl<'a> Lark<'a> {
             ContentForm::Free => None,
             ContentForm::Object => Some(self.compact_json(&json!({ "type": "object" }), false)),
             ContentForm::Json { schema, strict } => Some(self.compact_json(schema, *strict)),
-            // Two slashes would begin a comment.
-            ContentForm::Regex(regex) if regex.is_empty() => Some(self.terminal("\"\"")),
-            ContentForm::Regex(regex) => Some(self.terminal(&format!("/{}/", one_line(regex)))),
+            ContentForm::Regex(pattern) => Some(self.terminal(&regex(pattern))),
             ContentForm::Rules { start, rules } => {
                 self.rules.push_str(rules);
                 Some(start.clone())
@@ -472,6 +470,9 @@ pub(super) fn string_pattern(schema: &Value, end: &str) -> Result<Option<String>
 /// A pattern of JSON Schema, which is searched for, as one of the whole text. `Err` for anchors that are not at its
 /// ends.
 fn whole_pattern(pattern: &str) -> Result<String, ()> {
+    if ends_in_escape(pattern) {
+        return Err(());
+    }
     let inner = pattern.strip_prefix('^').unwrap_or(pattern);
     let front = if inner.len() < pattern.len() { "" } else { "(?s:.*)" };
     let backslashes = |text: &str| text.chars().rev().take_while(|c| *c == '\\').count();
@@ -526,5 +527,6 @@ mod tests {
         assert_eq!(whole_pattern("^a|b"), Err(()));
         assert_eq!(whole_pattern("a$b"), Err(()));
         assert_eq!(whole_pattern("(?=a)"), Err(()));
+        assert_eq!(whole_pattern("a\\"), Err(()), "it would escape what follows it");
     }
 }

@@ -80,7 +80,7 @@ fn forms() -> Vec<Form> {
     forms
 }
 
-/// Ids of several calls: the second has another.
+/// Ids of `count` calls: the first call has `id`, each later one `id` with its number.
 fn ids(id: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| if number == 0 { id.to_owned() } else { format!("{id}{number}") }).collect()
 }
@@ -168,7 +168,7 @@ fn calls_and_results_have_one_id_in_the_form_of_the_template() {
             assert_eq!((calls.len(), &calls), (2, &results), "{template}: {id:?}: {prompt}");
             assert_ne!(calls[0], calls[1], "{template}: {id:?}");
             assert!(calls.iter().all(|id| is_right(id)), "{template}: {id:?}: {calls:?}");
-            // What has the right form stays, as the model wrote it.
+            // An id in the right form stays as the model wrote it.
             assert!(!is_right(id) || calls[0] == id, "{template}: {id:?}: {calls:?}");
         }
     }
