@@ -618,6 +618,34 @@ settings = { set = { temperature = 0.25 } }
         assert len(asked) == 1, "the guard reads what the request itself says"
 
 
+def test_an_edit_of_a_request_whose_turns_only_its_provider_has_is_refused(tmp_path):
+    """The edited request could not name its turns, and the body of the next plugin would be made of it."""
+    plugins = """
+[[providers]]
+id = "keeps"
+protocol = "openai_responses"
+base_url = "{keeps}/v1"
+key_env = "KEY_OPENAI"
+models = ["mock-keeps"]
+
+[[plugins]]
+name = "pii"
+
+[[plugins]]
+name = "body"
+settings = { set = { temperature = 0.25 } }
+"""
+    with OpenAi() as keeps, World(tmp_path, plugins.replace("{keeps}", keeps.url)) as world:
+        client = world.gateway.client(api_key=KEYS["alice"])
+        keeps.models = ("mock-keeps",)
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.responses.create(
+                model="mock-keeps", input="Write to ada@example.org.", previous_response_id="resp_theirs"
+            )
+        assert caught.value.code == "previous_response_not_found"
+        assert not [seen for seen in keeps.seen if seen.path.endswith("/responses")], "the provider is not asked"
+
+
 def ended_response(client, response_id: str):
     response = client.responses.retrieve(response_id)
     return response if response.status not in ("queued", "in_progress") else None

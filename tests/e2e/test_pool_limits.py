@@ -118,7 +118,7 @@ def test_a_prompt_in_prefill_counts_though_its_answer_is_not_polled_any_more(gat
         endless = {"max_output_tokens": 8000, "extra_body": {"ignore_eos": True}}
         first = client.responses.create(model="most", input="Count.", background=True, **endless)
         wait_until(lambda: gateway.metric("penstock_sequences_running") == 1, "the place is taken")
-        text = f"{number} " + "What is it like to be a long prompt? " * 400
+        text = f"{number} " + "What is it like to be a long prompt? " * 600
         counted = httpx.post(f"{gateway.url}/tokenize", json={"model": "likely", "messages": user(text)}, timeout=60)
         before = used(gateway, "likely")
         second = client.responses.create(model="likely", input=text, background=True, **endless)
@@ -130,7 +130,9 @@ def test_a_prompt_in_prefill_counts_though_its_answer_is_not_polled_any_more(gat
         grown = {name: after[name] - before[name] for name in after}
         return None if grown["output_tokens_per_day"] else (counted.raise_for_status().json()["count"], grown)
 
-    prompt, grown = next(filter(None, map(cancelled_in_prefill, range(5))))
+    found = next(filter(None, map(cancelled_in_prefill, range(20))), None)
+    assert found, "every answer began before it was cancelled"
+    prompt, grown = found
     assert grown.pop("usd_per_day") == pytest.approx(prompt * INPUT_USD / 1e6)
     assert grown == {
         "requests_per_day": 1,

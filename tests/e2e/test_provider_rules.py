@@ -62,7 +62,8 @@ def test_what_only_one_provider_knows_is_refused_for_others(client, model, what)
 def test_what_the_gateway_keeps_must_be_known_to_it(client):
     """A response that the gateway keeps is resolved here, and one in the background is made from here."""
     kept = client.responses.create(model="mock-openai", input="Hello")
-    for more in ({"previous_response_id": kept.id}, {"background": True}):
+    empty = client.conversations.create()
+    for more in ({"previous_response_id": kept.id}, {"conversation": empty.id}, {"background": True}):
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model="mock-responses", input="Hello", tools=[{"type": "web_search"}], **more)
         assert refused.value.param.startswith("tools"), refused.value

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_govern::{By, Claim, Limit, Measure, Span, Unit, began};
-use penstock_store::{EntryFilter, Group, KeyId, OwnerKind, OwnerRecord, Store, StoreError, UsageQuery, UsageRow};
+use penstock_store::{
+    EntryFilter, Group, KeyId, KeyRecord, OwnerKind, OwnerRecord, Store, StoreError, UsageQuery, UsageRow,
+};
 
 use tokio::time::{sleep, timeout};
 
@@ -97,11 +99,12 @@ impl Sums {
 
 async fn sums(store: &dyn Store, in_force: &InForce, take: &mut (dyn FnMut(Sum) + Send)) -> Result<(), StoreError> {
     let (day, month) = began(clock::since_epoch().as_millis() as u64);
+    let mut known = Known::new(store);
     for limit in &in_force.limits {
         for (span, from) in [(Span::Day, day), (Span::Month, month)] {
             let measures: Vec<_> = limit.measures.iter().filter(|measure| measure.span == span).copied().collect();
             if !measures.is_empty() && limit.by != By::Address {
-                sum(store, in_force, limit, &measures, from / 1000, take).await?;
+                sum(&mut known, in_force, limit, &measures, from / 1000, take).await?;
             }
         }
     }
@@ -109,7 +112,7 @@ async fn sums(store: &dyn Store, in_force: &InForce, take: &mut (dyn FnMut(Sum) 
 }
 
 async fn sum(
-    store: &dyn Store,
+    known: &mut Known<'_>,
     in_force: &InForce,
     limit: &Arc<Limit>,
     measures: &[Measure],
@@ -128,7 +131,7 @@ async fn sum(
     let mut after = None;
     loop {
         let query = UsageQuery { filter: filter.clone(), groups: groups.clone(), after: after.clone(), limit: PAGE };
-        let rows = store.usage(&query).await?;
+        let rows = known.store.usage(&query).await?;
         for row in &rows.items {
             let subject = match limit.by {
                 By::All => Some("all"),
@@ -139,7 +142,7 @@ async fn sum(
             };
             let Some(subject) = subject else { continue };
             let above = match (limit.by, row.values.last()) {
-                (By::Key | By::Team | By::User, Some(key)) => above(store, in_force, limit, key, subject).await?,
+                (By::Key | By::Team | By::User, Some(key)) => above(known, in_force, limit, key, subject).await?,
                 _ => Vec::new(),
             };
             for subject in above.iter().map(String::as_str).chain([subject]) {
@@ -159,7 +162,7 @@ async fn sum(
 /// Subjects above `own` in a limit, for use of `key`: the keys that it was derived from, or their users or teams, as far
 /// as they are under the limit. Each is named once, as when a request is counted.
 async fn above(
-    store: &dyn Store,
+    known: &mut Known<'_>,
     in_force: &InForce,
     limit: &Limit,
     key: &str,
@@ -169,7 +172,7 @@ async fn above(
     let mut next = KeyId::parse(key);
     for depth in 0..=DEPTH_MAX {
         let Some(id) = next else { break };
-        let Some(mut record) = store.key(&id).await? else { break };
+        let Some(mut record) = known.key(&id).await? else { break };
         next = record.parent.take();
         if depth > 0 {
             parents.push(record);
@@ -177,16 +180,16 @@ async fn above(
     }
     let mut out = Vec::new();
     let (mut user, mut team) = (None, None);
-    // What a key leaves open is that of the key above it.
+    // A user or team that a key leaves open is taken from the key above it.
     for record in parents.into_iter().rev() {
         let (mut named, mut own_team) = (record.limits, record.team);
-        if let Some(owner) = owner(store, OwnerKind::User, record.user.as_deref()).await? {
+        if let Some(owner) = known.owner(OwnerKind::User, record.user.as_deref()).await? {
             named.extend(owner.limits.into_iter().chain(owner.budgets));
             own_team = own_team.or(owner.team);
         }
         if let Some(limits) = own_team.as_ref().and_then(|team| in_force.teams.get(team)) {
             named.extend_from_slice(limits);
-        } else if let Some(owner) = owner(store, OwnerKind::Team, own_team.as_deref()).await? {
+        } else if let Some(owner) = known.owner(OwnerKind::Team, own_team.as_deref()).await? {
             named.extend(owner.limits.into_iter().chain(owner.budgets));
         }
         (user, team) = (record.user.or(user), own_team.or(team));
@@ -201,10 +204,35 @@ async fn above(
     Ok(out)
 }
 
-async fn owner(store: &dyn Store, kind: OwnerKind, id: Option<&str>) -> Result<Option<OwnerRecord>, StoreError> {
-    match id {
-        Some(id) => store.owner(kind, id).await,
-        None => Ok(None),
+/// Issued keys and owners of the store, each read once: many keys share a parent, a user or a team, and every limit asks again.
+struct Known<'s> {
+    store: &'s dyn Store,
+    keys: HashMap<String, Option<KeyRecord>>,
+    owners: HashMap<(OwnerKind, String), Option<OwnerRecord>>,
+}
+
+impl<'s> Known<'s> {
+    fn new(store: &'s dyn Store) -> Self {
+        Self { store, keys: HashMap::new(), owners: HashMap::new() }
+    }
+
+    async fn key(&mut self, id: &KeyId) -> Result<Option<KeyRecord>, StoreError> {
+        if let Some(known) = self.keys.get(id.as_str()) {
+            return Ok(known.clone());
+        }
+        let found = self.store.key(id).await?;
+        self.keys.insert(id.to_string(), found.clone());
+        Ok(found)
+    }
+
+    async fn owner(&mut self, kind: OwnerKind, id: Option<&str>) -> Result<Option<OwnerRecord>, StoreError> {
+        let Some(id) = id else { return Ok(None) };
+        if let Some(known) = self.owners.get(&(kind, id.to_owned())) {
+            return Ok(known.clone());
+        }
+        let found = self.store.owner(kind, id).await?;
+        self.owners.insert((kind, id.to_owned()), found.clone());
+        Ok(found)
     }
 }
 

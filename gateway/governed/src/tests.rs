@@ -380,7 +380,7 @@ async fn check_hand_over(way: Way, limit: &Limit, act: impl AsyncFn(&Bed)) {
             Given::Settled { id, amounts } => next.settle_adopted(id, &amounts),
         }
     }
-    // What was not settled until here counts with its reserved amount.
+    // Holds that were not settled before the hand-over count with their reserved amounts.
     next.end_adopted();
     let counted = |governor: &Governor| {
         let counters = governor.counters(&bed.rules.limits()[0]).into_iter();

@@ -274,7 +274,12 @@ impl Call {
             self.asked_for.get_or_insert(before);
         }
         if decoded.is_none() && self.read_edit.is_some() && self.unresolved.is_none() {
-            decoded = Some(self.decode_edit(body.clone()).await?);
+            decoded = match self.decode_edit(body.clone()).await {
+                // Without earlier turns nothing is lost: a provider may know what is not known here, and whoever decodes the
+                // body later refuses it.
+                Err(_) if !self.own => None,
+                read => Some(read?),
+            };
         }
         (self.body, self.peek) = (body, peek);
         self.decoded = OnceCell::new_with(decoded.map(Ok));

@@ -171,7 +171,7 @@ fn a_draining_worker_refuses_a_new_request_whose_grammar_it_does_not_know() {
     let mut worker = Worker::start();
     // The index of the vocabulary is made before the first grammar, so this request waits, and keeps the worker up.
     worker.generate(1, guide(GuideKind::Regex, "[a-z]{3,5}"), 1);
-    worker.send(Command::Drain { exit: true });
+    worker.send(Command::Drain { exit: false });
     worker.generate(2, guide(GuideKind::Regex, "[A-Z]{3,5}"), 2);
     worker.generate(3, None, 1);
     let ended = worker.read(4);

@@ -188,11 +188,11 @@ fn pause(attempt: u32, asked: Option<Duration>) -> Duration {
     doubled.min(PAUSE_MAX).max(asked.unwrap_or_default())
 }
 
-/// Attempts one line. The attempt reads the line's text into memory, charges the memory for request bodies for it, and drops
-/// both when it ends: a line that waits for a slot, or for its next attempt, has no text in memory.
+/// Makes one attempt at a line. The line's text is read from the store here, charged like the body of a request, and
+/// dropped when the attempt ends. A line that waits for a slot or for its next attempt holds no text in memory.
 ///
 /// # Errors
-/// The store did not give the text. A failure of the attempt is the inner result.
+/// The store could not read the text. If the attempt itself fails, the inner result has the failure.
 async fn answer(job: &Job, line: &Line, request_id: &str) -> Result<Result<Whole, Failure>, StoreError> {
     let (principal, lease) = match admitted(job, line).await {
         Ok(admitted) => admitted,

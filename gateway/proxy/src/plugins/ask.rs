@@ -207,13 +207,18 @@ pub(super) fn make_body(context: &mut RequestContext, call: &Call) -> Result<(),
     if context.has_body() {
         return Ok(());
     }
+    if let Some(unresolved) = &call.unresolved {
+        // The edited request lacks the turns that only its provider has, and the name of them.
+        return Err((**unresolved).clone());
+    }
     let request = context.request().map_err(|error| Failure::internal(error.to_string()))?;
     let body = codec_of(call.ask.surface).encode(request, &context.model)?.body;
     context.put_body(body.into());
     Ok(())
 }
 
-/// Decodes the body, or the one that took its place. Of turns that only the provider has, the request shows none.
+/// Decodes the client's body, or the body that a plugin put in its place. Turns that only the provider has are not part
+/// of the decoded request.
 async fn make_request(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
     if context.has_request() {
         return Ok(());

@@ -28,7 +28,7 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::Keeper;
-use super::edits::{Resolved, bytes_of, resolve};
+use super::edits::{Resolved, bytes_of, charged, resolve};
 use super::places::Turns;
 use super::responses::{QUEUED_EVENTS, before, meta, room};
 use super::talk::{self, Keep, Talk, is_locked};
@@ -168,7 +168,7 @@ impl Runner {
             self.left(ended);
         }
         if gateway.is_leaving() {
-            // What rests here goes on in the other process, where cancels come in, too.
+            // Responses that wait here are run by the other process, which also takes their cancellations.
             self.resting.clear();
             return self.stop_closed(gateway, &[]).await;
         }
@@ -300,16 +300,13 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         }
         talk => talk,
     };
-    let mut earlier = gateway.answer_memory(tenant.as_str(), &config.http).hold();
     let rebuilt = match talk {
-        Ok(talk) => {
-            let made = rebuilt(gateway, tenant, request, &mut earlier).await;
-            made.map(|made| (made, talk))
-        }
+        Ok(talk) => rebuilt(gateway, tenant, request).await.map(|made| (made, talk)),
         Err(failure) => Err(failure),
     };
-    let (resolved, talk) = match rebuilt {
-        Ok((Some(made), talk)) => (made, talk),
+    // The earlier turns stay charged until the response has ended.
+    let (resolved, _earlier, talk) = match rebuilt {
+        Ok((Some((resolved, earlier)), talk)) => (resolved, earlier, talk),
         Ok((None, _)) => return Ok(Left::Again(MEMORY_PAUSE, false)),
         Err(failure) if failure.should_retry() => return Ok(Left::Again(STORE_PAUSE, false)),
         // The previous response or the conversation was deleted in the meantime.
@@ -438,9 +435,9 @@ async fn taken(
     Talk::take(keeper, tenant, &id, response.input.clone(), keep, Duration::ZERO).await.map(Some)
 }
 
-/// Request of a response that waits, with the turns before it as they are now, whose memory is charged to `hold`: towards
-/// the key's share, or towards none where the turns exceed a share, since they would wait for ever. `None`: there is no
-/// memory for them now.
+/// Request of a waiting response, with its earlier turns read anew. Their memory is charged to `hold`: to the key's
+/// share, or, if the turns exceed a share, to the whole memory alone, since they would never fit the share. `None`: no
+/// memory is free now.
 ///
 /// # Errors
 /// The turns are gone, or need more memory than there is.
@@ -448,8 +445,7 @@ async fn rebuilt(
     gateway: &Gateway,
     tenant: &Tenant,
     request: ResponsesRequest,
-    hold: &mut Hold,
-) -> Result<Option<Resolved>, Failure> {
+) -> Result<Option<(Resolved, Hold)>, Failure> {
     let keeper = gateway.keeper().ok_or_else(|| Failure::internal("a stored response without a store"))?;
     let config = gateway.serving().config.clone();
     let http = &config.http;
@@ -462,12 +458,9 @@ async fn rebuilt(
         return Err(Failure::new(ErrorKind::TooLarge, EARLIER_TOO_LARGE));
     }
     let memory = if all > nobodys.share_bytes_max() { nobodys } else { gateway.answer_memory(tenant.as_str(), http) };
-    let mut kept = has_plugins.then(|| memory.hold());
-    *hold = memory.hold();
-    if hold.cover(bytes).is_err() || kept.as_mut().is_some_and(|kept| kept.cover(bytes).is_err()) {
-        return Ok(None);
-    }
-    Ok(Some(resolve(request, turns, ResponsesRequest::decode, kept).await??))
+    let Ok((hold, kept)) = charged(&memory, bytes, has_plugins) else { return Ok(None) };
+    let resolved = resolve(request, turns, ResponsesRequest::decode, kept).await??;
+    Ok(Some((resolved, hold)))
 }
 
 /// Background response that is being answered.

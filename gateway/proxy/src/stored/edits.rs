@@ -1,4 +1,4 @@
-//! Request of a response with its earlier turns, and the same once more for a body that a plugin has edited.
+//! Requests of the Responses API with their earlier turns, also after a plugin has edited the body.
 //!
 //! The body names turns (`previous_response_id`, `conversation`) that only the store has. They are read once, in front of
 //! the plugins; until the last plugin has run they are kept beside the decoded request, so that an edited body is put
@@ -11,7 +11,7 @@ use penstock_store::Turn;
 use penstock_types::{AnswerMeta, ApiError, Bounds, ChatRequest, Decoded, Request};
 
 use penstock_base::error::Failure;
-use penstock_upstream::answer_memory::Hold;
+use penstock_upstream::answer_memory::{AnswerMemory, Hold};
 use penstock_upstream::call::{Call, ReadEdit, off_io};
 
 /// Decoder of a body, without the turns before it.
@@ -40,19 +40,30 @@ pub(super) fn bytes_of(turns: &[Turn]) -> usize {
     turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum()
 }
 
-/// Puts the earlier turns in front of a request. `read` decodes edited bodies; `kept` is charged for the turns that wait
-/// for edits, and `None` where there are no plugins. Inside, the rule that the items break.
+/// Charges `memory` for earlier turns of `bytes`: once for their part of the request, and, where plugins may edit the
+/// body, once more for the turns that wait for edits.
 ///
 /// # Errors
-/// There is no memory for the turns.
+/// There is no memory for them.
+pub(super) fn charged(memory: &AnswerMemory, bytes: usize, has_plugins: bool) -> Result<(Hold, Option<Hold>), Failure> {
+    let (mut hold, mut kept) = (memory.hold(), has_plugins.then(|| memory.hold()));
+    hold.cover(bytes)?;
+    kept.as_mut().map_or(Ok(()), |kept| kept.cover(bytes))?;
+    Ok((hold, kept))
+}
+
+/// Puts the earlier turns in front of a request. `read` decodes edited bodies; `kept` covers the turns that wait for
+/// edits, and is `None` where there are no plugins ([`charged`]). The inner error is the rule that the items break.
+///
+/// # Errors
+/// The work could not be done.
 pub(super) async fn resolve(
     request: ResponsesRequest,
     turns: Vec<Turn>,
     read: Read,
-    mut kept: Option<Hold>,
+    kept: Option<Hold>,
 ) -> Result<Result<Resolved, ApiError>, Failure> {
     let bytes = bytes_of(&turns);
-    kept.as_mut().map_or(Ok(()), |kept| kept.cover(bytes))?;
     let (previous, conversation) = (request.previous_response_id.clone(), request.conversation.clone());
     let work = move || {
         let stored = request.store;
@@ -83,7 +94,8 @@ pub(super) async fn resolve(
     Ok(Ok(Resolved { chat, form, edits: Some(Arc::new(edits)) }))
 }
 
-/// Decoder of the bodies of a request whose earlier turns only a provider can have: its own items, for plugins.
+/// Decoder for plugins, for a request whose earlier turns only a provider has: it decodes the request's own items
+/// alone.
 pub(super) fn partial(read: Read) -> ReadEdit {
     Arc::new(move |body| {
         let request = read(body, &Bounds::default())?;
@@ -104,7 +116,6 @@ mod tests {
     use penstock_http::{Body, BodyBudget};
     use penstock_types::Surface;
     use penstock_types::ask::Ask;
-    use penstock_upstream::answer_memory::AnswerMemory;
 
     use super::*;
 
@@ -120,6 +131,7 @@ mod tests {
         let kept = Some(AnswerMemory::default().hold());
         let resolved = resolve(request, vec![turn], ResponsesRequest::decode, kept).await.expect("memory");
         let mut call = call_of(BODY).await;
+        call.own = true;
         resolved.expect("a conversation").put(&mut call, AnswerMeta::new("1".into(), 1));
         call
     }
@@ -154,6 +166,21 @@ mod tests {
     async fn a_body_that_names_no_turns_has_those_that_it_holds() {
         let decoded = edited(r#"{"model":"m","input":"Alone."}"#).await.expect("read");
         assert_eq!(texts(&decoded).0, ["Alone."]);
+    }
+
+    #[tokio::test]
+    async fn without_turns_a_plugin_may_add_what_only_a_provider_knows() {
+        let request =
+            ResponsesRequest::decode(br#"{"model":"m","input":"Hi"}"#, &Bounds::default()).expect("a request");
+        let kept = Some(AnswerMemory::default().hold());
+        let resolved =
+            resolve(request, Vec::new(), ResponsesRequest::decode, kept).await.expect("done").expect("items");
+        let mut call = call_of(r#"{"model":"m","input":"Hi"}"#).await;
+        resolved.put(&mut call, AnswerMeta::new("1".into(), 1));
+        let body = r#"{"model":"m","input":"Hi","tools":[{"type":"web_search"}]}"#;
+        call.set_body(Bytes::from_static(body.as_bytes()), None).await.expect("it goes to a provider as it is");
+        call.end_edits();
+        assert!(call.decoded().await.is_err(), "whoever has to read it refuses it");
     }
 
     #[tokio::test]

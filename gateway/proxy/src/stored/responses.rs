@@ -122,14 +122,12 @@ pub(crate) async fn prepare(
         found => found?,
     };
     let memory = gateway.answer_memory(principal.tenant(), &config.http);
-    let mut earlier = memory.hold();
-    earlier.cover(edits::bytes_of(&turns))?;
+    let (earlier, kept) = edits::charged(&memory, edits::bytes_of(&turns), !config.plugins.is_empty())?;
     call.holds(earlier);
     call.own = !turns.is_empty();
-    let kept = (!config.plugins.is_empty()).then(|| memory.hold());
     let resolved = match edits::resolve(request, turns, ResponsesRequest::decode, kept).await? {
         Ok(resolved) => resolved,
-        // Items that only the provider itself knows: whoever cannot take the client's own bytes refuses them.
+        // The items may be known to the provider alone; an upstream that cannot take the client's bytes refuses them.
         Err(_) if alone && !background => return Ok(Prepared::Ask(Box::new(call), None)),
         Err(error) => return Err(error.into()),
     };
@@ -191,20 +189,18 @@ pub(super) async fn with_turns(gateway: &Gateway, principal: &Principal, mut cal
         turns => turns?,
     };
     let memory = gateway.answer_memory(principal.tenant(), &config.http);
-    let mut hold = memory.hold();
-    hold.cover(edits::bytes_of(&turns))?;
-    call.holds(hold);
+    let (earlier, kept) = edits::charged(&memory, edits::bytes_of(&turns), !config.plugins.is_empty())?;
+    call.holds(earlier);
     call.own = true;
-    let kept = (!config.plugins.is_empty()).then(|| memory.hold());
     let resolved = edits::resolve(request, turns, ResponsesRequest::decode_count, kept).await??;
     let meta = call.meta();
     resolved.put(&mut call, meta);
     Ok(call)
 }
 
-/// The call of a body that breaks a rule of ours, for a provider of the Responses API, which takes the client's own
-/// bytes: it may know the tools and fields that are not built here. Every other upstream refuses the body where it is
-/// decoded.
+/// Call for a body that breaks one of the gateway's rules. A provider of the Responses API gets the client's bytes
+/// unchanged, since it may know tools and fields that the gateway does not; every other upstream refuses the body when
+/// it is decoded.
 ///
 /// # Errors
 /// `error`, if the request needs what is kept here: a response in the background, or earlier turns; or if it names both a
@@ -225,10 +221,11 @@ async fn unread(
         return Err(error.into());
     }
     let (tenant, config) = (Tenant::new(principal.tenant()), gateway.serving().config.clone());
+    let alone = needs.conversation.is_none() && needs.previous_response_id.is_none();
     match before(keeper, &tenant, &needs, config.http.body_bytes_max).await {
         Err(failure) if failure.kind == ErrorKind::NotFound => call.unresolved = Some(Box::new(failure)),
         Err(failure) => return Err(failure),
-        Ok(turns) if turns.is_empty() => {}
+        Ok(_) if alone => {}
         Ok(_) => return Err(error.into()),
     }
     Ok(call)

@@ -544,15 +544,15 @@ async fn an_operation_that_is_passed_on_has_the_deadlines_of_other_requests() {
         say("HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ncontent-length: 9000000\r\n\r\n"),
         Step::Pace(b"x".to_vec(), 20),
     ];
-    let relayed = "[[models]]\nname = \"short\"\ntimeout_ms = 300\nto = [{ provider = \"acme\", model = \"big\" }]\n";
+    let relayed = "[[models]]\nname = \"short\"\ntimeout_ms = 1500\nto = [{ provider = \"acme\", model = \"big\" }]\n";
     let ask = |model: &str, field: &str| {
         let request = post("/v1/audio/speech", &format!(r#"{{"model":"{model}","input":"hi"}}"#));
         request.replacen("Host: a", &format!("Host: a\r\nConnection: close{field}"), 1)
     };
     for (more, model, field) in [
-        ("", "big", "\r\nx-request-timeout-ms: 300"),
+        ("", "big", "\r\nx-request-timeout-ms: 1500"),
         (relayed, "short", ""),
-        ("[server]\nrequest_timeout_ms = 300\n", "big", ""),
+        ("[server]\nrequest_timeout_ms = 1500\n", "big", ""),
     ] {
         let (provider, front) = setup(vec![trickle.clone(), vec![Step::Hang]], more).await;
         let broken = send(front.address, ask(model, field)).await;
