@@ -1,8 +1,8 @@
 //! Ids of users and keys of caches in the form that a provider takes.
 //!
-//! Providers bound both, and refuse a request with a longer one. An id has no meaning to a provider beyond being the
-//! same for the same user, so an id that the provider would refuse is replaced by its SHA-256, which keeps users apart
-//! as a cut text would not.
+//! Providers limit the length of user ids and cache keys, and refuse a request that exceeds the limit. An id has no
+//! meaning to a provider beyond being the same for the same user, so an id that the provider would refuse is replaced
+//! by its SHA-256, which keeps users apart as a cut text would not.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use crate::provider_fields::Api;
 
 /// Longest `prompt_cache_key` at OpenAI, in characters.
 const CACHE_KEY_CHARS_MAX: usize = 64;
-/// Least digits of a text that Anthropic takes for a telephone number.
+/// Least characters (digits, blanks, `(`, `)`, `+`, `-`) of a text that Anthropic takes for a telephone number.
 const PHONE_CHARS_MIN: usize = 7;
 
 /// The client's id of its user as `api` takes it: the id itself, or its SHA-256 in 64 hexadecimal digits.

@@ -1,16 +1,19 @@
 //! JSON schemas by the rules of providers that hold an answer, or a call's arguments, to them.
 //!
 //! OpenAI takes a strict schema only if each of its objects forbids other properties and requires all of its own.
-//! Anthropic and Bedrock take no schema with an object that leaves other properties open. Clients of other APIs write
-//! neither rule, so a schema is sent without the promise, or closed.
+//! Anthropic and Bedrock take no schema with an object that leaves other properties open. Clients of other APIs keep
+//! neither rule. So a schema that breaks OpenAI's rule is sent without `strict`, and open objects are closed for
+//! Anthropic and Bedrock.
+
+use std::borrow::Cow;
 
 use bytes::{BufMut, BytesMut};
 
+use crate::answer_json::Object;
 use penstock_types::json::{Fault, Kind, Reader};
-use penstock_types::write;
 
-/// The schema with `"additionalProperties":false` in every object that names its properties and does not say whether
-/// it may have others. An object that is made of several schemas (`allOf`, `anyOf`, `$ref`…) is left as it is: the word
+/// The schema with `"additionalProperties":false` in every object that names its properties and does not say whether it
+/// may have others. An object that is made of several schemas (`allOf`, `anyOf`, `$ref`…) is left as it is: the keyword
 /// would forbid what the others allow. Text that cannot be read is returned unchanged. Cost: linear in `schema`.
 pub(crate) fn closed(schema: &str) -> String {
     let mut out = BytesMut::with_capacity(schema.len() + 64);
@@ -18,6 +21,13 @@ pub(crate) fn closed(schema: &str) -> String {
         Ok(()) => String::from_utf8_lossy(&out).into_owned(), // only text was written
         Err(_) => schema.to_owned(),
     }
+}
+
+/// Parameters of a function for Anthropic and Bedrock: an object without properties where none are `given`, closed if the
+/// function is `strict`.
+pub(crate) fn parameters(given: Option<&str>, strict: bool) -> Cow<'_, str> {
+    let schema = given.filter(|schema| *schema != "{}").unwrap_or(r#"{"type":"object","properties":{}}"#);
+    if strict { Cow::Owned(closed(schema)) } else { Cow::Borrowed(schema) }
 }
 
 /// Returns true if OpenAI takes the schema with `strict`. A keyword that is not allowed there makes it false. Cost:
@@ -67,18 +77,17 @@ fn put_closed(reader: &mut Reader<'_>, out: &mut BytesMut, closes: bool) -> Resu
         out.put_slice(reader.raw()?.text.as_bytes());
         return Ok(());
     }
-    let (mut first, mut names, mut composed) = (true, false, false);
-    out.put_u8(b'{');
+    let (mut object, mut names, mut composed) = (Object::open(out), false, false);
     reader.object(|reader, key| {
-        put_key(out, &key, &mut first);
         names |= key == "properties";
         composed |= matches!(
             &*key,
             "additionalProperties" | "allOf" | "anyOf" | "oneOf" | "if" | "then" | "else" | "$ref" | "dependentSchemas"
         );
-        match Value::of(&key, reader.kind()?) {
+        let (out, value) = (object.key(&key), Value::of(&key, reader.kind()?));
+        match value {
             Value::Schema => put_closed(reader, out, true),
-            value @ (Value::List | Value::Parts) => {
+            Value::List | Value::Parts => {
                 out.put_u8(b'[');
                 reader.array(|reader, index| {
                     if index > 0 {
@@ -90,13 +99,9 @@ fn put_closed(reader: &mut Reader<'_>, out: &mut BytesMut, closes: bool) -> Resu
                 Ok(())
             }
             Value::Map => {
-                let mut first = true;
-                out.put_u8(b'{');
-                reader.object(|reader, key| {
-                    put_key(out, &key, &mut first);
-                    put_closed(reader, out, true)
-                })?;
-                out.put_u8(b'}');
+                let mut map = Object::open(out);
+                reader.object(|reader, key| put_closed(reader, map.key(&key), true))?;
+                map.close();
                 Ok(())
             }
             Value::Plain => {
@@ -106,19 +111,10 @@ fn put_closed(reader: &mut Reader<'_>, out: &mut BytesMut, closes: bool) -> Resu
         }
     })?;
     if closes && names && !composed {
-        put_key(out, "additionalProperties", &mut first);
-        out.put_slice(b"false");
+        object.boolean("additionalProperties", false);
     }
-    out.put_u8(b'}');
+    object.close();
     Ok(())
-}
-
-fn put_key(out: &mut BytesMut, key: &str, first: &mut bool) {
-    if !std::mem::take(first) {
-        out.put_u8(b',');
-    }
-    write::string(out, key);
-    out.put_u8(b':');
 }
 
 /// Keywords that OpenAI refuses in a strict schema.

@@ -9,7 +9,7 @@ use crate::identifiers;
 use crate::packed_thinking::signed_by;
 use crate::provider_fields::{Api, refuse_chat};
 use crate::reasoning_maker::Maker;
-use crate::schema_rules::closed;
+use crate::schema_rules::{closed, parameters};
 use penstock_types::error::ApiError;
 use penstock_types::request::{
     ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice,
@@ -67,12 +67,7 @@ fn put_tools(out: &mut BytesMut, chat: &ChatRequest) {
             write::string(out, description);
         }
         out.put_slice(b",\"input_schema\":");
-        let parameters = tool.parameters.as_deref().filter(|schema| *schema != "{}");
-        let parameters = parameters.unwrap_or(r#"{"type":"object","properties":{}}"#);
-        match tool.strict {
-            true => out.put_slice(closed(parameters).as_bytes()),
-            false => out.put_slice(parameters.as_bytes()),
-        }
+        out.put_slice(parameters(tool.parameters.as_deref(), tool.strict).as_bytes());
         if tool.strict {
             out.put_slice(b",\"strict\":true");
         }

@@ -8,7 +8,7 @@ use crate::answer_json::{Object, list};
 use crate::anthropic::encode::{budget_of, lacks_signature};
 use crate::called::{callable, forces_call};
 use crate::provider_fields::{Api, refuse_chat};
-use crate::schema_rules::closed;
+use crate::schema_rules::{closed, parameters};
 use penstock_types::error::ApiError;
 use penstock_types::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
 
@@ -115,11 +115,7 @@ fn put_tool(out: &mut BytesMut, name: &str, description: Option<&str>, schema: O
     spec.string("name", name);
     spec.optional("description", description.filter(|text| !text.is_empty()));
     let mut input = Object::open(spec.key("inputSchema"));
-    let schema = schema.filter(|schema| *schema != "{}").unwrap_or(r#"{"type":"object","properties":{}}"#);
-    match strict {
-        true => input.raw("json", &closed(schema)),
-        false => input.raw("json", schema),
-    }
+    input.raw("json", &parameters(schema, strict));
     input.close();
     spec.flag("strict", strict);
     spec.close();
