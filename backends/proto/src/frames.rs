@@ -170,7 +170,7 @@ pub struct Ready {
     #[prost(uint32, tag = "12")]
     pub pid: u32,
     /// Blocks in the prefix cache at this moment: the snapshot from which the gateway's radix index of this worker
-    /// starts. What is too much for one frame follows in [`Step`]s; see [`crate::parts`].
+    /// starts. Blocks that do not fit the frame follow in [`Step`]s; see [`crate::parts`].
     #[prost(message, repeated, tag = "13")]
     pub kv: Vec<KvEvent>,
     /// Load and capacity of the engine at this moment.

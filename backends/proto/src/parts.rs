@@ -1,5 +1,5 @@
-//! Parts of reports that may exceed one frame: the prefix cache of a worker with large tiers, and a step with much to
-//! tell.
+//! Parts of reports that may exceed one frame: the prefix cache of a worker with large tiers, and a step with many
+//! outputs and changes of the cache.
 //!
 //! A part is far below [`FRAME_BYTES_MAX`], so that the other fields of its frame have room and a reader is not kept
 //! long by one frame. Parts are applied in order; an index that has only some of them knows fewer blocks, and nothing wrong.

@@ -1,7 +1,7 @@
-//! Troubles that cost time but fail no request: KV transfers that fail, tiers that are off. Each is logged and
-//! reported to the gateways when it begins and when it is over, and in between once in a while, with the number of its
-//! occurrences. A transfer that fails now and then is not reported each time. A tier is: it is off for seconds at
-//! least, and says so once however long that lasts.
+//! Troubles that cost time but fail no request: KV transfers that fail, tiers that are off. The beginning and the end
+//! of each are logged and reported to the gateways. Further failed transfers with the same peer are reported at most
+//! once a minute, with their number. A tier is reported once each time it goes off, even within that minute, however
+//! long it stays off.
 
 use penstock_proto::frames::{Notice, NoticeKind};
 use std::collections::HashMap;

@@ -186,8 +186,8 @@ impl Guard {
         Ok(principal)
     }
 
-    /// Checks that the principal of an open connection may still use `route`: a token that has expired may not, nor a key
-    /// that was revoked, blocked, expired or dropped from the config since.
+    /// Checks that the principal of an open connection may still use `route`. The failure says that its token has
+    /// expired, or that its key was revoked, blocked, expired or dropped from the config.
     ///
     /// # Errors
     /// The same failure as for a new request; an unavailable check (503) counts as permission.

@@ -213,8 +213,8 @@ pub fn labels() -> BTreeSet<&'static str> {
     examples().iter().filter_map(|(method, url)| Route::parse(method, url).ok()).map(|route| route.label()).collect()
 }
 
-/// Fault of a pattern of routes that no route matches, for people: a scope or a plugin with it would be for nothing. `None`: the pattern is a
-/// label, or a beginning of labels with `*` behind it.
+/// Error text for a pattern that matches no route, since a scope or plugin with such a pattern would have no effect. `None`: the pattern is a
+/// label, or the beginning of one with `*` behind it.
 pub fn pattern_fault(pattern: &str) -> Option<String> {
     let matches = |label: &&str| pattern.strip_suffix('*').map_or(pattern == *label, |start| label.starts_with(start));
     if labels().iter().any(matches) {
@@ -224,7 +224,7 @@ pub fn pattern_fault(pattern: &str) -> Option<String> {
     Some(match parsed {
         Some(route) => format!("{pattern:?} is no name of a route: that URL counts as {:?}", route.label()),
         None => format!(
-            "{pattern:?} is no route: those are in docs/reference/authentication.md, as /v1/chat/completions or /v1/files*"
+            "{pattern:?} is no route: docs/reference/authentication.md lists all routes; examples are /v1/chat/completions and /v1/files*"
         ),
     })
 }

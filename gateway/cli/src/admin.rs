@@ -16,9 +16,9 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
+use crate::serve::ConfigArgs;
 use anyhow::Context;
 use clap::Args;
-use penstock_config::Overrides;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) use arguments::AdminCommand;
@@ -112,12 +112,12 @@ async fn lets_in(client: Result<&Client, &anyhow::Error>) -> Result<(), String> 
     client.get("/admin/v1/whoami").await.map(drop).map_err(|error| format!("{error:#}"))
 }
 
-/// Has a gateway read its config again without the admin API: its log says what became of it, and nobody waits for that here.
+/// Sends a gateway SIGHUP, so that it reads its config again. The result is in the gateway's log only; this command does not wait for it.
 fn hang_up(process: i32, why: &str) -> anyhow::Result<()> {
     let pid = Pid::from_raw(process).with_context(|| format!("{process} is no process"))?;
     kill_process(pid, Signal::HUP).with_context(|| format!("process {process} cannot be told by SIGHUP"))?;
     println!(
-        "process {process} reads its config again (SIGHUP), and its log has the outcome: the admin API does not let this command in ({why})"
+        "the admin API does not accept this command ({why}); process {process} was sent SIGHUP and reads its config again: see its log for the result"
     );
     Ok(())
 }
@@ -133,15 +133,8 @@ fn find(place: &Place, state_dir: &Path, needs_key: bool) -> anyhow::Result<Clie
 
 /// State folder that the gateway uses, found without reading the config's secrets.
 fn state_dir(place: &Place) -> anyhow::Result<PathBuf> {
-    let overrides = Overrides { state_dir: place.state_dir.clone(), ..Overrides::default() };
-    let text = match &place.config {
-        Some(path) if place.state_dir.is_none() => {
-            std::fs::read_to_string(path).with_context(|| path.display().to_string())?
-        }
-        _ => String::new(),
-    };
-    let env = |name: &str| std::env::var(name).ok();
-    let config = penstock_config::load_beside(Some(("config", &text)), &overrides, &env, &[])
-        .map_err(|faults| anyhow::anyhow!("the config cannot be read (--state-dir says the same):\n{faults}"))?;
+    let config = place.config.clone().filter(|_| place.state_dir.is_none());
+    let args = ConfigArgs { config, state_dir: place.state_dir.clone(), ..ConfigArgs::default() };
+    let config = args.load_beside(&[]).context("the config cannot be read (--state-dir says the same)")?;
     penstock_config::state_dir(&config).map_err(anyhow::Error::msg)
 }

@@ -83,7 +83,7 @@ impl fmt::Debug for PluginConfig {
 /// Access to the environment, files and URLs for a plugin's settings.
 struct Named<'e> {
     env: &'e dyn Fn(&str) -> Option<String>,
-    /// False where nobody uses the plugin: then a variable that is not set reads as some text.
+    /// False if the plugin will not run in this process: an unset variable then reads as a placeholder.
     needs_variables: bool,
 }
 

@@ -126,7 +126,7 @@ fn target(
     };
     let target = Target::parse(&url).map_err(|message| table.fault("base_url", message)).ok()?;
     if protocol == Some(Protocol::Azure) && has_azure_path(&target.base) {
-        let message = "has the path that the gateway adds itself: https://NAME.openai.azure.com, to which it adds /openai/deployments/MODEL \
+        let message = "must end before /openai, as https://NAME.openai.azure.com: the gateway adds /openai/deployments/MODEL itself \
                        (an address that ends in /openai/v1 is for protocol = \"openai\")";
         table.fault("base_url", message);
     }
@@ -255,9 +255,12 @@ mod tests {
             ("id = \"a\"\nheaders = [1]", "name = \"text\""),
             ("id = \"a\"\n[[providers]]\nid = \"a\"", "used twice"),
             ("id = \"a\"\nprotocol = \"azure\"", "base_url: is missing"),
-            ("id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n.openai.azure.com/openai\"", "adds itself"),
-            ("id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n.openai.azure.com/openai/v1/\"", "adds itself"),
-            ("id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n/openai/deployments/gpt\"", "adds itself"),
+            ("id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n.openai.azure.com/openai\"", "must end before"),
+            (
+                "id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n.openai.azure.com/openai/v1/\"",
+                "must end before",
+            ),
+            ("id = \"a\"\nprotocol = \"azure\"\nbase_url = \"https://n/openai/deployments/gpt\"", "must end before"),
             ("id = \"a\"\nkv_events = \"tcp://*:5557\"\ntokenizer = \"/m\"", "of the server that publishes"),
             ("id = \"a\"\nkv_events = \"tcp://h:5557\"", "tokenizer: is needed with kv_events"),
             ("id = \"a\"\nkv_replay = \"tcp://h:5558\"", "kv_events: is missing"),

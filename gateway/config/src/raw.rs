@@ -38,8 +38,8 @@ pub(super) struct Reader<'d, 'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Parses a text; syntax errors are recorded as faults. `needed`: tables whose variables of the environment have to be
-    /// set, all of them without it.
+    /// Parses a text; syntax errors are recorded as faults. `needed`: tables whose environment variables have to be
+    /// set; `None`: all tables.
     pub(super) fn parse(name: &'a str, text: &'a str, needed: Option<&'a [&'a str]>) -> Self {
         let (root, errors) = DeTable::parse_recoverable(text);
         let document = Self { name, text, root, faults: RefCell::new(Vec::new()), needed };

@@ -54,8 +54,8 @@ fn can_be_given_again(event: &ChatEvent) -> bool {
     !matches!(event, ChatEvent::Raw(_) | ChatEvent::Finish { reason: FinishReason::ContentFilter, .. })
 }
 
-/// Returns true if only the caller who is answered can use the event: reasoning that is signed for its tenant is refused
-/// when another one sends it back.
+/// Returns true if the event is of use to one caller only: reasoning that the gateway signed for its tenant, which it
+/// refuses from another tenant.
 fn is_of_one_caller(event: &ChatEvent) -> bool {
     matches!(event, ChatEvent::ReasoningSignature { signature, .. } if signature.starts_with(OWN_SIGNATURE))
 }

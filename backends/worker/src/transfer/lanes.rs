@@ -8,8 +8,8 @@
 //! One idea: the further connections carry pages and nothing else. The meaning of pages, the usable blocks and the end
 //! stay with the first connection, whose end is sent after the ends of the others; one that breaks ends the transfer.
 //! The asker makes the ticket, and the holder knows it before it sends the welcome, so that no connection comes too
-//! early. One that comes too late, because a short transfer is over meanwhile, or that cannot be opened, is absent: it
-//! gets no page, and nothing is missing.
+//! early. A connection that comes after the end of a short transfer, or cannot be opened, is absent: no page is given
+//! to it, and none is missing.
 
 use super::Peers;
 use super::ask;
@@ -199,7 +199,7 @@ async fn read(peers: Arc<Peers>, from: String, ticket: Ticket, pages: mpsc::Send
     let mut link = match ask::greeted(&peers, &from, Some(Part::Joins(ticket))).await {
         Ok((link, _)) => link,
         Err(why) => {
-            debug!(%why, "a KV transfer has one connection less");
+            debug!(%why, "a further connection of a KV transfer could not be opened; its pages go over the others");
             return Ok(());
         }
     };

@@ -11,7 +11,7 @@ use crate::keys::{Allowed, Under, Wish};
 pub(crate) enum AdminCommand {
     /// Show the version, uptime, models and pools, and what is not ready
     Status,
-    /// Ask whether the gateway serves; needs no key. Exit status 1: it does not
+    /// Ask whether the gateway serves; needs no key. Exits with status 1 if it does not serve
     Health,
     /// Show the admin key in use and its role
     Whoami,
@@ -590,7 +590,7 @@ pub(crate) enum Config {
         /// Note for the history
         #[arg(long, default_value = "")]
         note: String,
-        /// Process to send SIGHUP to where the admin API is off or has keys of its own; for units of systemd
+        /// Id of the process to send SIGHUP if the admin API does not answer or does not accept this command's key; for systemd units
         #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
         or_hangup: Option<i32>,
     },
