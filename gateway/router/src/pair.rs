@@ -46,9 +46,9 @@ impl WorkerView {
 }
 
 impl Market<'_> {
-    /// Returns true if a worker is reserved for prefill while others can decode.
-    pub(crate) fn only_prefills(&self, worker: &WorkerView) -> bool {
-        let decodes = |other: &WorkerView| other.takes_requests() && other.role() != Role::Prefill;
+    /// Returns true if a worker is reserved for prefill: another one that suits the request can decode for it.
+    pub(crate) fn only_prefills(&self, worker: &WorkerView, suits: &dyn Fn(&WorkerView) -> bool) -> bool {
+        let decodes = |other: &WorkerView| other.takes_requests() && other.role() != Role::Prefill && suits(other);
         worker.role() == Role::Prefill && self.workers.values().any(decodes)
     }
 

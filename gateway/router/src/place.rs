@@ -127,7 +127,9 @@ impl Market<'_> {
     }
 
     fn any_free(&self, view: &View, suits: &dyn Fn(&WorkerView) -> bool) -> bool {
-        self.workers.values().any(|worker| suits(worker) && worker.starts(view.sequences))
+        let takes =
+            |worker: &WorkerView| suits(worker) && worker.starts(view.sequences) && !self.only_prefills(worker, suits);
+        self.workers.values().any(takes)
     }
 
     /// Prices the workers that suit and lets the policy choose; `None` when none suits.
@@ -179,7 +181,7 @@ impl Market<'_> {
         });
         let mut candidates = Vec::with_capacity(waiting.found.len());
         for (id, found) in &waiting.found {
-            let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker);
+            let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker, suits);
             let Some(worker) = self.workers.get(id).filter(can) else { continue };
             let blocks = self.blocks(view, found.device + found.promised);
             let has_room = worker.starts(view.sequences)

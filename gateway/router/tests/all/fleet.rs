@@ -1,8 +1,8 @@
 //! Tests of the router's interface: which request is bound, which waits, which is refused.
 
-use penstock_proto::frames::{Batch, EngineState, KvEvent, Tier, TierState};
-use penstock_proto::{BLOCK_TOKENS, BlockHasher, RequestId};
-use penstock_router::{Choice, Fleet, Limits, Member, Refusal, Slo, View, Weights, WorkerId};
+use penstock_proto::frames::{Batch, EngineState, KvEvent, Role, Tier, TierState};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHasher, RequestId};
+use penstock_router::{Choice, Fleet, Limits, Member, Needs, Refusal, Slo, View, Weights, WorkerId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -188,6 +188,36 @@ fn a_resumed_request_waits_for_its_numerics_and_then_takes_what_there_is() {
     fleet.leave(A);
     fleet.enqueue(RequestId(4), resumed("one"), Duration::from_secs(3)).expect("never refused");
     assert_eq!(bindings(&mut fleet, 3), [(4, B, false)], "nobody of its own is left: no use in waiting");
+}
+
+fn with_role(role: Role, member: Member) -> Member {
+    Member { state: EngineState { role: role as i32, ..member.state }, ..member }
+}
+
+#[test]
+fn a_prefill_worker_decodes_what_no_other_worker_can() {
+    let mut fleet = fleet(Limits { exact_wait: Duration::from_secs(2), ..Limits::default() });
+    fleet.join(A, with_role(Role::Prefill, member("one", 5)), &[]);
+    fleet.join(B, with_role(Role::Decode, member("two", 5)), &[]);
+    fleet.enqueue(RequestId(1), resumed("one"), Duration::ZERO).expect("never refused");
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)], "the other one has other numerics");
+    fleet.adapt(A, [AdapterId(7)].into());
+    let needs = Needs { adapter: Some(AdapterId(7)), ..Needs::default() };
+    fleet.enqueue(RequestId(2), View { needs, ..view(10) }, Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [(2, A, true)], "the other one has no adapter");
+    fleet.enqueue(RequestId(3), view(10), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [(3, B, true)]);
+}
+
+#[test]
+fn a_prefill_worker_with_room_is_no_reason_to_wait_for_its_numerics() {
+    let mut fleet = fleet(Limits { exact_wait: Duration::from_secs(2), ..Limits::default() });
+    fleet.join(A, with_role(Role::Prefill, member("one", 5)), &[]);
+    fleet.join(B, with_role(Role::Decode, member("one", 0)), &[]);
+    fleet.join(WorkerId(2), with_role(Role::Decode, member("two", 5)), &[]);
+    fleet.enqueue(RequestId(1), resumed("one"), Duration::ZERO).expect("never refused");
+    assert_eq!(bindings(&mut fleet, 1), []);
+    assert_eq!(bindings(&mut fleet, 3), [(1, WorkerId(2), false)]);
 }
 
 #[test]
