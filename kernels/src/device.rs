@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::pooling::Pool;
 
 pub use crate::feature::{Activation, Feature};
-pub use crate::format::{DType, Held, RowOrder};
+pub use crate::format::{DType, Held, KvFormat, RowOrder};
 pub use crate::reader::{CodeForm, CodeGroups, CodeKind, CodeRows, E4M3, RowReader};
 pub use crate::routing::{ExpertGroups, Scoring};
 
@@ -303,6 +303,8 @@ pub struct KvSpec {
     /// Number of first values of each key that are its value too, at most `head_dim` ([`Feature::Latents`]); there is one KV head then, and
     /// pages hold keys alone. `None` has values of their own, as wide as keys.
     pub latent: Option<usize>,
+    /// Form of keys and values; latents have the device's own.
+    pub format: KvFormat,
     /// Number of pages, each of [`PAGE_TOKENS`] tokens in all layers.
     pub pages: usize,
 }
@@ -723,7 +725,7 @@ pub trait Device: Send {
     fn page(&self, layer: usize, page: u32) -> Vec<f32>;
 
     /// Bytes of one page of one layer in wire order: `[K|V][kv_head][token][dim]` in the cache's own element type, little-endian; with latents
-    /// there is no V.
+    /// there is no V. Of [`KvFormat::Int8`] each row of `dim` integers has its scale in front, an f32.
     fn page_bytes(&self) -> usize;
 
     /// Copies one page of one layer out, in wire order. `out`: [`Device::page_bytes`] bytes.

@@ -54,6 +54,8 @@ pub enum Feature {
     /// Encoders: attention to later tokens ([`AttentionSpec::causal`]) and by relative positions ([`AttentionSpec::offsets`]), [`Device::add_table`], [`Device::layer_norm`],
     /// [`Device::activated`], [`Device::pool`], [`Activation::GeluErf`] and [`Activation::Tanh`].
     Encoders,
+    /// Keys and values of 8 bits: [`KvFormat::Int8`](crate::KvFormat::Int8).
+    IntegerKv,
     /// Low-rank additions to weights: [`Device::adapt`], and spans with an adapter.
     Adapters,
 }
@@ -75,6 +77,7 @@ impl Feature {
             Feature::Latents => "attention over latents (MLA)",
             Feature::GroupedRouting => "a choice of experts by groups or sigmoids",
             Feature::Encoders => "attention to later tokens (an encoder)",
+            Feature::IntegerKv => "KV of 8 bits",
             Feature::Adapters => "a LoRA adapter",
         }
     }

@@ -1,7 +1,7 @@
 //! Formats of weights: element types of a checkpoint, the order of its rows, and the form in which a device holds a matrix.
 
 #[cfg(doc)]
-use crate::device::{Device, DeviceInfo};
+use crate::device::{Device, DeviceInfo, Feature};
 
 /// Element types of tensors in a checkpoint: numbers of 16 or 32 bits, and GGUF's blocks of small integers with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -158,6 +158,39 @@ impl Held {
             Held::Int8 => false,
             Held::Int4 => bits <= 4,
             Held::Int8Blocks => bits <= 8,
+        }
+    }
+}
+
+/// Form in which the KV cache keeps keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvFormat {
+    /// Numbers in the device's own type: bf16, or f32 on the reference.
+    #[default]
+    Own,
+    /// Integers of 8 bits with one f32 scale per token, head and part ([`Feature::IntegerKv`]), rounded when they are written.
+    Int8,
+}
+
+impl KvFormat {
+    /// Name of the format as operators write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvFormat::Own => "bf16",
+            KvFormat::Int8 => "int8",
+        }
+    }
+
+    /// Format of this name; `None` for another name.
+    pub fn named(name: &str) -> Option<Self> {
+        [KvFormat::Own, KvFormat::Int8].into_iter().find(|format| format.name() == name)
+    }
+
+    /// Bytes of a key or value of `dim` numbers, on devices other than the reference.
+    pub const fn row_bytes(self, dim: usize) -> usize {
+        match self {
+            KvFormat::Own => 2 * dim,
+            KvFormat::Int8 => dim + size_of::<f32>(),
         }
     }
 }

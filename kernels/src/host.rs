@@ -95,12 +95,14 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {}
 
 mod sealed {
     pub trait Sealed {}
+    impl Sealed for i8 {}
     impl Sealed for u8 {}
     impl Sealed for u16 {}
     impl Sealed for u32 {}
     impl Sealed for f32 {}
 }
 
+impl Element for i8 {}
 impl Element for u8 {}
 impl Element for u16 {}
 impl Element for u32 {}

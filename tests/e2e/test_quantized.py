@@ -45,6 +45,28 @@ def test_the_plan_counts_what_is_held(folder):
     assert "rounded to int4" in stored and least <= less
 
 
+def test_kv_of_8_bits_answers_in_half_of_the_memory(gateway, tmp_path):
+    text, logprobs, _ = answer(gateway)
+    more = ["--kv-format", "int8"]
+    with serving(tmp_path / "kv", *more) as ours:
+        got, near, _ = answer(ours)
+        # Behind a prefix hit, too.
+        assert answer(ours)[:2] == (got, near)
+        assert got[:1] == text[:1] and abs(near[0] - logprobs[0]) < 0.1, (got, near[0], logprobs[0])
+        assert "/kv-int8" in ours.log(), "the worker tells the form in its numerics"
+
+    def per_token(*args):
+        done = penstock("check", *args)
+        assert done.returncode == 0, done.stderr
+        return float(re.search(r"([\d.]+) kB of KV per token", done.stdout)[1])
+
+    # Heads of 64 values: 64 bytes and a scale of 4, not 128.
+    assert per_token(*more) / per_token() == pytest.approx(68 / 128, rel=0.05)
+    assert "int4" in penstock("serve", "--kv-format", "int4").stderr
+    refused = penstock("check", *more, "--device", "cuda")
+    assert refused.returncode == 1 and "KV of 8 bits has no GPU kernels" in refused.stderr, refused.stderr
+
+
 def test_a_form_that_is_not_read_is_refused_by_its_field(folder, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(folder, other)

@@ -12,7 +12,7 @@ use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions};
-use penstock_kernels::{Held, Limits};
+use penstock_kernels::{Held, KvFormat, Limits};
 use penstock_proto::frames::{ChoiceStart, Generate, Pooling};
 use serde_json::json;
 
@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         rows_max: rows,
         sampled_max: 32,
         held: Held::Stored,
+        kv_format: KvFormat::Own,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
     let name = model.device().info().name;

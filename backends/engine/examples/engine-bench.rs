@@ -1,8 +1,8 @@
 //! Throughput of the engine on this machine: the line of penstock in `bench/engine.sh`.
 //!
-//! `engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8|int4] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]` loads a
+//! `engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8|int4] [--kv-format int8] [--context N] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]` loads a
 //! checkpoint (a folder or a GGUF file) and drives the whole engine (scheduler, forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048
-//! tokens (median of three) and decode at batch 1, 8 and 32, or those given, on a context of 128 (median step), load time, peak memory.
+//! tokens (median of three) and decode at batch 1, 8 and 32, or those given, on a context of 128 or that given (median step), load time, peak memory.
 //! With `--adapters` the model gets so many LoRA adapters of random matrices on all seven projections of each layer (of rank 16, or the one given), and everything is
 //! measured without them, with the first for all sequences, and with all in turn. With `--cpu-time` times are those that the calling thread computes (Linux), which says
 //! something on a busy machine, with `--threads 1`.
@@ -17,10 +17,10 @@ use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
 use penstock_engine::measure::Measure;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
-use penstock_kernels::{Device, Held, Limits};
+use penstock_kernels::{Device, Held, KvFormat, Limits};
 use serde_json::json;
 
-/// Context tokens in front of every decoding sequence.
+/// Default tokens in front of every decoding sequence.
 const CONTEXT: usize = 128;
 /// Default lengths of the prompts whose prefill is timed.
 const PROMPTS: [usize; 2] = [512, 2048];
@@ -33,6 +33,9 @@ struct Args {
     path: Path,
     name: String,
     held: Held,
+    kv_format: KvFormat,
+    /// Tokens in front of every decoding sequence.
+    context: usize,
     batch_tokens: usize,
     prompts: Vec<usize>,
     batches: Vec<usize>,
@@ -49,6 +52,8 @@ impl Args {
             path: Path::Auto,
             name: "penstock".into(),
             held: Held::Stored,
+            kv_format: KvFormat::Own,
+            context: CONTEXT,
             batch_tokens: 512,
             prompts: PROMPTS.to_vec(),
             batches: BATCHES.to_vec(),
@@ -69,6 +74,11 @@ impl Args {
                         other => return Err(format!("no weights of {other}").into()),
                     }
                 }
+                "--kv-format" => {
+                    let name = value()?;
+                    args.kv_format = KvFormat::named(&name).ok_or(format!("no keys and values of {name}"))?;
+                }
+                "--context" => args.context = value()?.parse()?,
                 "--adapters" => args.adapters = value()?.parse()?,
                 "--rank" => args.rank = value()?.parse()?,
                 "--batch-tokens" => args.batch_tokens = value()?.parse()?,
@@ -86,7 +96,7 @@ impl Args {
         }
         if args.model.as_os_str().is_empty() {
             return Err(
-                "usage: engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8|int4] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]".into()
+                "usage: engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8|int4] [--kv-format int8] [--context N] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]".into()
             );
         }
         Ok(args)
@@ -104,10 +114,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = device.info().name;
     let limits = ModelLimits {
         context_tokens: Some(4096),
-        kv: KvBudget::Pages(Measure::pages(&args.prompts, &args.batches, CONTEXT, args.batch_tokens)),
+        kv: KvBudget::Pages(Measure::pages(&args.prompts, &args.batches, args.context, args.batch_tokens)),
         rows_max: limits.rows_max,
         sampled_max: limits.sampled_max,
         held: args.held,
+        kv_format: args.kv_format,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
     let load = started.elapsed().as_secs_f64();
@@ -136,7 +147,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             report[format!("prefill_{tokens}{with}")] = round(tokens as f64 / measure.prefill(tokens)?).into();
         }
         for &batch in &args.batches {
-            report[format!("decode_b{batch}{with}")] = round(batch as f64 / measure.decode(batch, CONTEXT)?).into();
+            report[format!("decode_b{batch}{with}")] =
+                round(batch as f64 / measure.decode(batch, args.context)?).into();
         }
     }
     if let Some(adapter) = adapters.first() {

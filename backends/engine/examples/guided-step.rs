@@ -16,7 +16,7 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
 use penstock_grammar::{CacheSizes, Grammars, Matcher, Source, TokenText, Vocabulary};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
-use penstock_kernels::{Held, KernelError, Limits, Pick, SampledRows, StepBatch};
+use penstock_kernels::{Held, KernelError, KvFormat, Limits, Pick, SampledRows, StepBatch};
 use penstock_proto::frames::{Cancel, ChoiceStart, Generate, Guide, GuideKind, Sampling, Step};
 use serde_json::json;
 
@@ -322,6 +322,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         rows_max: ROWS_MAX,
         sampled_max: BATCH,
         held: Held::Stored,
+        kv_format: KvFormat::Own,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
     let vocab = model.geometry().vocab_size;

@@ -13,7 +13,7 @@ use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
-use penstock_kernels::{Held, Limits};
+use penstock_kernels::{Held, KvFormat, Limits};
 use penstock_proto::frames::{ChoiceStart, Generate, Sampling};
 
 /// Output tokens of a sequence.
@@ -147,6 +147,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             rows_max: limits.rows_max,
             sampled_max: limits.sampled_max,
             held: Held::Stored,
+            kv_format: KvFormat::Own,
         };
         let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
         let config = EngineConfig { prompt_lookup, prefix_cache: false, ..EngineConfig::default() };

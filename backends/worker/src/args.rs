@@ -6,7 +6,7 @@ use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
 use crate::transfer::STREAMS_MAX;
 use crate::weights;
-use penstock_kernels::{Held, cpu};
+use penstock_kernels::{Held, KvFormat, cpu};
 use penstock_link::{Tls, TlsFiles};
 use penstock_proto::Address;
 use penstock_proto::frames::Role;
@@ -48,6 +48,9 @@ pub struct WorkerArgs {
     /// Round matrices while they are loaded: int8 (8 bits, one scale per row), int4 (4 bits, one scale per 32 weights), or none.
     #[arg(long, default_value = "none", value_parser = parse_quantize)]
     pub quantize: Held,
+    /// Form of keys and values in the KV cache: bf16, or int8 (8 bits, with a scale per token and head: half of the memory; on the CPU).
+    #[arg(long, default_value = "bf16", value_parser = parse_kv_format)]
+    pub kv_format: KvFormat,
     /// Device: auto (an NVIDIA GPU whose kernels have been measured, or else the CPU), cpu, cuda, or reference (slow, obvious, for comparison).
     #[arg(long, default_value = "auto")]
     pub device: DeviceChoice,
@@ -160,6 +163,10 @@ fn parse_quantize(name: &str) -> Result<Held, String> {
     crate::inspect::held(name).ok_or_else(|| format!("{name:?} is not a format to round to: none, int8, int4"))
 }
 
+fn parse_kv_format(name: &str) -> Result<KvFormat, String> {
+    KvFormat::named(name).ok_or_else(|| format!("{name:?} is not a format of keys and values: bf16, int8"))
+}
+
 fn parse_share(text: &str) -> Result<f64, String> {
     let share = text.parse::<f64>().ok().filter(|share| *share > 0.0 && *share <= 1.0);
     share.ok_or_else(|| "a share is a number above 0 and up to 1, as 0.9".to_owned())
@@ -209,6 +216,7 @@ impl WorkerArgs {
             adapter_orders: self.adapter_orders && matches!(self.listen, Address::Unix(_)),
             ordered_adapters: self.ordered_adapter.clone(),
             held: self.quantize,
+            kv_format: self.kv_format,
             device: self.device,
             path: self.path,
             threads: self.threads,
@@ -310,6 +318,7 @@ mod tests {
             "--listen unix:/a --device tpu",
             "--listen unix:/a --path mmx",
             "--listen unix:/a --quantize int3",
+            "--listen unix:/a --kv-format int4",
             "--listen unix:/a --adapter sql",
             "--listen unix:/a --gpu-memory-share 0",
             "--listen unix:/a --gpu-memory-share 1.01",

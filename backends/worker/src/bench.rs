@@ -195,6 +195,7 @@ pub fn bench(options: &BenchOptions, stage: &mut dyn FnMut(BenchStage)) -> Resul
         rows_max,
         sampled_max: sequences_max,
         held: options.model.held,
+        kv_format: options.model.kv_format,
     };
     let mut tell = |step: penstock_engine::models::Progress<'_>| {
         stage(BenchStage::Loading(step.bytes_done, step.bytes_total));
@@ -225,7 +226,7 @@ pub fn bench(options: &BenchOptions, stage: &mut dyn FnMut(BenchStage)) -> Resul
     for &sequences in &options.batches {
         stage(BenchStage::Decode(sequences));
         let seconds = measure.decode(sequences, options.context).map_err(failed)?;
-        let work = config.decode_work(sequences, options.context, weights_bytes);
+        let work = config.decode_work(sequences, options.context, (weights_bytes, options.model.kv_format));
         decode.push(Timed { size: sequences, seconds, bound: bound(work) });
     }
     Ok(BenchReport {
@@ -265,7 +266,7 @@ fn refuse(
         Place::Cpu | Place::Reference => Machine::default().memory().available,
     };
     let weights = checkpoint.held_bytes(options.model.held);
-    let kv = Model::page_bytes(config).saturating_mul(pages as u64);
+    let kv = Model::page_bytes(config, options.model.kv_format).saturating_mul(pages as u64);
     let needed = weights.saturating_add(kv).saturating_add(Model::activation_bytes(config, rows, sequences));
     if available > 0 && needed > available {
         return Err(WorkerError::Model(format!(

@@ -11,7 +11,7 @@ use penstock_engine::models::Model;
 use penstock_kernels::cpu::{self, CpuDevice};
 use penstock_kernels::cuda;
 use penstock_kernels::host::{CopyError, CopyKey, key_of, restore};
-use penstock_kernels::{Held, PAGE_TOKENS};
+use penstock_kernels::{Held, KvFormat, PAGE_TOKENS};
 use penstock_machine::{Bound, Machine, Memory};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -99,7 +99,7 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
         rounded_to: (options.held == Held::Stored && checkpoint.rounded_bytes(info.weights) > 0)
             .then_some(info.weights.name()),
         context_tokens: Model::context_tokens(config, asked),
-        kv_bytes_per_token: Model::page_bytes(config) / PAGE_TOKENS as u64,
+        kv_bytes_per_token: Model::page_bytes(config, options.kv_format) / PAGE_TOKENS as u64,
         device: info.name,
     })
 }
@@ -152,6 +152,11 @@ pub fn held(name: &str) -> Option<Held> {
         "int4" => Some(Held::Int4),
         _ => None,
     }
+}
+
+/// Form of keys and values, by its name: `bf16` or `int8`.
+pub fn kv_format(name: &str) -> Option<KvFormat> {
+    KvFormat::named(name)
 }
 
 /// Instruction path by its name; `auto` decides at start.

@@ -15,7 +15,7 @@ use penstock_kernels::cpu::{self, CpuDevice, CpuOptions};
 use penstock_kernels::cuda::{self, CudaDevice, Gpu};
 use penstock_kernels::host::WeightCopy;
 use penstock_kernels::reference::ReferenceDevice;
-use penstock_kernels::{Device, DeviceInfo, Feature, Held, KernelError, Limits};
+use penstock_kernels::{Device, DeviceInfo, Feature, Held, KernelError, KvFormat, Limits};
 use penstock_machine::{Bound, Machine, Memory};
 use penstock_proto::frames::{Loading, OrderedAdapter};
 use std::borrow::Cow;
@@ -85,6 +85,8 @@ pub struct ModelOptions {
     pub cores: Vec<usize>,
     /// Longest sequence; 0: the model's, as far as memory goes.
     pub context_tokens: usize,
+    /// Form of keys and values.
+    pub kv_format: KvFormat,
     /// Memory for KV; 0: a quarter of what is available, or a share of half of it among several workers.
     pub kv_bytes_max: u64,
     /// Share of a GPU's memory that the worker may take in all, above 0 and up to 1; `None`: what is free, KV as the device's rule has it.
@@ -161,6 +163,7 @@ pub(crate) fn load(
         rows_max: sizes.rows_max,
         sampled_max: sizes.sampled_max,
         held: options.held,
+        kv_format: options.kv_format,
     };
     config.masks_beside = matches!(place, Place::Gpu(_)) || leaves_core_idle(options);
     let mut tell = |step: penstock_engine::models::Progress<'_>| {
@@ -348,6 +351,10 @@ pub(crate) enum Place {
 /// [`KernelError::Unavailable`] if `cuda` is asked for and cannot be had for this model on this machine.
 pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<Place, WorkerError> {
     let unavailable = |what: &str, why: String| Err(KernelError::Unavailable { what: what.into(), why }.into());
+    if options.kv_format != KvFormat::Own && checkpoint.config().features().any(|feature| feature == Feature::Latents) {
+        let why = "the model's attention is over latents (MLA), which are kept in bf16; use kv_format = \"bf16\"";
+        return unavailable(Feature::IntegerKv.name(), why.into());
+    }
     match options.device {
         DeviceChoice::Reference => Ok(Place::Reference),
         DeviceChoice::Cpu => Ok(Place::Cpu),
@@ -357,6 +364,10 @@ pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<P
         DeviceChoice::Cuda if checkpoint.config().experts.is_some() => {
             unavailable("the device cuda", "mixtures of experts have no GPU kernels; use the device cpu".into())
         }
+        DeviceChoice::Cuda if options.kv_format != KvFormat::Own => unavailable(
+            "the device cuda",
+            "KV of 8 bits has no GPU kernels; use the device cpu, or kv_format = \"bf16\"".into(),
+        ),
         DeviceChoice::Cuda => match cuda::probe() {
             Ok(gpu) => Ok(Place::Gpu(told(gpu))),
             Err(why) => unavailable("the device cuda", why.to_string()),
@@ -375,6 +386,10 @@ fn auto(
     let (head_dim, has_experts) = (config.head_dim, config.experts.is_some());
     if options.has_adapters() {
         info!("the CPU computes: there are no GPU kernels for adapters");
+        return Place::Cpu;
+    }
+    if options.kv_format != KvFormat::Own {
+        info!("the CPU computes: there are no GPU kernels for KV of 8 bits");
         return Place::Cpu;
     }
     if let Some(lacking) = config.features().find(|feature| !cuda::has(*feature)) {
@@ -550,6 +565,8 @@ mod tests {
         assert!(!takes(&options, Err(cuda::ProbeError::NoDevice)));
         let int8 = ModelOptions { held: Held::Int8, ..Default::default() };
         assert!(!takes(&int8, Ok(gpu(1 << 40, true))), "no kernels");
+        let int8 = ModelOptions { kv_format: KvFormat::Int8, ..Default::default() };
+        assert!(!takes(&int8, Ok(gpu(1 << 40, true))), "no kernels");
     }
 
     #[test]
@@ -586,7 +603,7 @@ mod tests {
     fn memory_for_kv_follows_the_options() {
         let (engine, ..) = demo(|options| options.kv_bytes_max = 1 << 20);
         let config = open(None).expect("opens").0;
-        let page = Model::page_bytes(config.config());
+        let page = Model::page_bytes(config.config(), KvFormat::Own);
         assert_eq!(u64::from(engine.state().blocks_total), (1 << 20) / page);
         let (engine, ..) = demo(|options| options.sequences_max = 2);
         let context = Model::context_tokens(config.config(), None);

@@ -53,7 +53,7 @@ impl Plan {
         (adapter_bytes, is_packed): (u64, bool),
     ) -> Self {
         let config = checkpoint.config();
-        let page = Model::page_bytes(config).max(1);
+        let page = Model::page_bytes(config, options.kv_format).max(1);
         let asked = (options.context_tokens > 0).then_some(options.context_tokens);
         let wanted = Model::context_tokens(config, asked);
         let (sizes, context) = (sizes(engine), wanted.div_ceil(PAGE_TOKENS));
@@ -106,7 +106,7 @@ impl Plan {
     pub(crate) fn least_bytes(options: &ModelOptions, checkpoint: &Checkpoint) -> u64 {
         let sizes = sizes(&engine_config(options, checkpoint.config()));
         let activation_bytes = activation_bytes(options, checkpoint, sizes);
-        let page_bytes = Model::page_bytes(checkpoint.config());
+        let page_bytes = Model::page_bytes(checkpoint.config(), options.kv_format);
         checkpoint.held_bytes(options.held).saturating_add(activation_bytes).saturating_add(page_bytes)
     }
 
@@ -211,7 +211,7 @@ pub(crate) fn bound_name(bound: Bound) -> String {
 mod tests {
     use super::*;
     use crate::model::open;
-    use penstock_kernels::Held;
+    use penstock_kernels::{Held, KvFormat};
 
     fn plan(available: u64, change: impl FnOnce(&mut ModelOptions)) -> Plan {
         let mut options = ModelOptions { context_tokens: 512, ..Default::default() };
@@ -278,7 +278,7 @@ mod tests {
             let engine = EngineConfig { sequences_max: 256, ..engine_config(&options, checkpoint.config()) };
             Plan::new(&options, &checkpoint, &engine, memory, (0, false))
         };
-        let page = Model::page_bytes(checkpoint.config());
+        let page = Model::page_bytes(checkpoint.config(), KvFormat::Own);
         let first = of(total, Some(0.45), 2);
         let share = total / 100 * 45;
         assert!(first.total_bytes() <= share + 100 && first.total_bytes() + page > share, "{first:?}");

@@ -44,6 +44,9 @@ pub(crate) struct BenchArgs {
     /// Round matrices while they are loaded: int8, int4, or none
     #[arg(long, value_name = "FORMAT", default_value = "none", value_parser = ["none", "int8", "int4"])]
     quantize: String,
+    /// Form of keys and values in the KV cache
+    #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = ["bf16", "int8"])]
+    kv_format: String,
     /// Put the weights into memory of the kind that workers of one machine share
     #[arg(long)]
     shared_weights: bool,
@@ -77,6 +80,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         model: ModelOptions {
             model: args.model.clone().map(penstock_config::named_model),
             held: inspect::held(&args.quantize).unwrap_or_default(),
+            kv_format: inspect::kv_format(&args.kv_format).unwrap_or_default(),
             device: args.device,
             path: inspect::cpu_path(&args.path)?,
             threads: args.threads.map_or(0, usize::from),

@@ -89,6 +89,7 @@ pub(crate) fn options(pool: &PoolConfig) -> Result<ModelOptions, WorkerError> {
         model: pool.model.clone(),
         adapters: adapters(pool),
         held: inspect::held(&pool.quantize).unwrap_or_default(),
+        kv_format: inspect::kv_format(&pool.kv_format).unwrap_or_default(),
         kv_bytes_max: pool.kv_bytes_max,
         gpu_memory_share: pool.gpu_memory_share(),
         sequences_max: pool.sequences_max as usize,

@@ -51,6 +51,9 @@ pub(crate) struct ConfigArgs {
     /// Round matrices while they are loaded: int8, int4, or none [default: none]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) quantize: Option<String>,
+    /// Form of keys and values in the KV cache: bf16 or int8 [default: bf16]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) kv_format: Option<String>,
     /// Model name in requests [default: the name of the folder or file]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
@@ -125,6 +128,7 @@ impl ConfigArgs {
             threads: self.threads,
             device: self.device.clone(),
             quantize: self.quantize.clone(),
+            kv_format: self.kv_format.clone(),
             path: self.path.clone(),
             context_tokens: self.context,
             state_dir: self.state_dir.clone(),
@@ -417,6 +421,7 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
         args.extend(["--model".into(), absolute.into()]);
     }
     args.extend(["--quantize".into(), pool.quantize.clone().into()]);
+    args.extend(["--kv-format".into(), pool.kv_format.clone().into()]);
     let device = pool.device.name();
     args.extend(["--device".into(), device.into(), "--path".into(), pool.path.clone().into()]);
     let numbers = [

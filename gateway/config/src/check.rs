@@ -48,6 +48,8 @@ pub struct Overrides {
     pub device: Option<String>,
     /// Format to which matrices are rounded (`--quantize`), for `pools.quantize`.
     pub quantize: Option<String>,
+    /// Form of keys and values (`--kv-format`), for `pools.kv_format`.
+    pub kv_format: Option<String>,
     /// CPU instruction set of the workers (`--path`).
     pub path: Option<String>,
     /// Longest sequence in tokens (`--context`).
@@ -339,15 +341,8 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
         tls: pool_tls(table),
         threads: table.number("threads", 0..=1024) as usize,
         device,
-        quantize: table.text("quantize").map_or_else(
-            || "none".to_owned(),
-            |name| {
-                if !QUANTIZE.contains(&name.as_str()) {
-                    table.fault("quantize", not_quantize(&name));
-                }
-                name
-            },
-        ),
+        quantize: format_of(table, &QUANTIZE),
+        kv_format: format_of(table, &KV_FORMAT),
         path: table.text("path").unwrap_or_default(),
         context_tokens: table.number("context_tokens", 0..=1 << 24) as u32,
         kv_bytes_max: table.number("kv_bytes_max", 0..=1 << 48),
@@ -486,11 +481,49 @@ fn default_id(model: Option<&Path>) -> String {
     model.and_then(penstock_gguf::model_name).unwrap_or_else(|| DEMO_MODEL.to_owned())
 }
 
-/// Names of formats to which matrices can be rounded.
-const QUANTIZE: [&str; 3] = ["none", "int8", "int4"];
+/// Key of a pool that names a format.
+struct FormatKey {
+    key: &'static str,
+    /// Option of the command line that stands for the key.
+    flag: &'static str,
+    /// What the formats are.
+    what: &'static str,
+    /// Names of the formats, the default first.
+    names: &'static [&'static str],
+}
 
-fn not_quantize(name: &str) -> String {
-    format!("{name:?} is not a format to round to: {}", QUANTIZE.join(", "))
+/// Formats to which matrices can be rounded.
+const QUANTIZE: FormatKey =
+    FormatKey { key: "quantize", flag: "--quantize", what: "a format to round to", names: &["none", "int8", "int4"] };
+
+/// Forms of keys and values in the KV cache.
+const KV_FORMAT: FormatKey =
+    FormatKey { key: "kv_format", flag: "--kv-format", what: "a form of keys and values", names: &["bf16", "int8"] };
+
+impl FormatKey {
+    /// Fault of a name that is none of the formats.
+    fn fault(&self, name: &str) -> Option<String> {
+        let is_known = self.names.contains(&name);
+        (!is_known).then(|| format!("{name:?} is not {}: {}", self.what, self.names.join(", ")))
+    }
+
+    /// Puts what the command line says in the place of what the file says.
+    fn apply(&self, document: &Document<'_>, asked: Option<&String>, to: &mut String) {
+        let Some(name) = asked else { return };
+        match self.fault(name) {
+            Some(fault) => document.fault_at(self.flag, "", fault),
+            None => to.clone_from(name),
+        }
+    }
+}
+
+/// Format that a pool's table names, or the default.
+fn format_of(table: &Reader<'_, '_>, format: &FormatKey) -> String {
+    let name = table.text(format.key).unwrap_or_else(|| format.names[0].to_owned());
+    if let Some(fault) = format.fault(&name) {
+        table.fault(format.key, fault);
+    }
+    name
 }
 
 fn parse_device(text: &str) -> Result<DeviceChoice, String> {
@@ -505,14 +538,14 @@ fn parse_device(text: &str) -> Result<DeviceChoice, String> {
 
 /// Applies the command line's pool options; they need a config with exactly one pool.
 fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Overrides, shelf: &Shelf) {
-    let Overrides { model, name, workers, threads, device, quantize, path, context_tokens, .. } = overrides;
-    let texts = [name, device, quantize, path].into_iter().any(Option::is_some) || model.is_some();
+    let Overrides { model, name, workers, threads, device, quantize, kv_format, path, context_tokens, .. } = overrides;
+    let texts = [name, device, quantize, kv_format, path].into_iter().any(Option::is_some) || model.is_some();
     let numbers = workers.is_some() || threads.is_some() || context_tokens.is_some();
     let any = texts || numbers || !overrides.adapters.is_empty();
     let [pool] = pools else {
         if any {
             let message = "the file has several pools, or none: change them there (--model, --adapter, --name, --workers, --threads, \
-                           --device, --quantize, --path and --context are for a single pool)";
+                           --device, --quantize, --kv-format, --path and --context are for a single pool)";
             document.fault_at("command line", "", message);
         }
         return;
@@ -540,11 +573,8 @@ fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Override
         Some(Err(message)) => document.fault_at("--device", "", message),
         None => {}
     }
-    match quantize {
-        Some(name) if !QUANTIZE.contains(&name.as_str()) => document.fault_at("--quantize", "", not_quantize(name)),
-        Some(name) => pool.quantize.clone_from(name),
-        None => {}
-    }
+    QUANTIZE.apply(document, quantize.as_ref(), &mut pool.quantize);
+    KV_FORMAT.apply(document, kv_format.as_ref(), &mut pool.kv_format);
     match workers {
         Some(0) => document.fault_at("--workers", "", "at least 1"),
         Some(workers) => pool.workers = *workers,

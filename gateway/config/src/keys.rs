@@ -328,6 +328,7 @@ pub const KEYS: &[Key] = &[
     key("pools", "device", "\"auto\"", "Device of the workers: auto (an NVIDIA GPU whose kernels have been measured, or else the CPU), cpu, cuda, or reference (slow, obvious, for comparison)."),
     key("pools", "path", "\"auto\"", "CPU instruction set: auto, or one that penstock check lists; the others are for tests."),
     key("pools", "context_tokens", "0", "Longest sequence, in tokens. 0: the model's context length, as far as memory goes."),
+    key("pools", "kv_format", "\"bf16\"", "Form of keys and values in the KV cache: bf16, or int8 (8 bits, with one scale per token, head and part: about half of the memory; on the CPU). docs/guide/models.md"),
     key("pools", "kv_bytes_max", "0", "Memory for KV blocks per worker, in bytes. 0: a share of the free memory of the machine and within the limits of its cgroups (containers)."),
     optional("pools", "gpu_memory_share", "0.45", "Share of its GPU's memory that a worker may take in all, for weights, activations and KV blocks: above 0, up to 1. (Elsewhere: gpu_memory_utilization.) Default: 90 % of what is free beside weights and activations becomes KV, shared out among the workers. Has no effect on a CPU. docs/guide/gpu.md"),
     optional("pools", "kv_disk_path", "\"/var/cache/penstock/kv\"", "Folder of the disk tier, for KV blocks that do not fit into memory. Restarted workers find them again. Needs kv_disk_bytes."),

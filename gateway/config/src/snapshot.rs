@@ -262,6 +262,8 @@ pub struct PoolConfig {
     pub device: DeviceChoice,
     /// Format to which matrices are rounded while they are loaded: `none`, `int8` or `int4`.
     pub quantize: String,
+    /// Form of keys and values in the KV cache: `bf16` or `int8`.
+    pub kv_format: String,
     /// CPU instruction set of the workers: `auto`, or one that `penstock check` lists.
     pub path: String,
     /// Longest sequence in tokens; 0: the model's context length, as far as memory goes.

@@ -6,8 +6,8 @@
 use std::collections::HashSet;
 
 use penstock_kernels::{
-    Activation, Buffer, BufferSpec, DType, Device, ExpertSpec, Held, HostTensor, KvSpec, RopeSpec, RoutingSpec,
-    RowOrder, Rows, StepBatch, Weight, WeightSpec,
+    Activation, Buffer, BufferSpec, DType, Device, ExpertSpec, Held, HostTensor, KvFormat, KvSpec, RopeSpec,
+    RoutingSpec, RowOrder, Rows, StepBatch, Weight, WeightSpec,
 };
 
 use super::clock::Clock;
@@ -86,7 +86,9 @@ impl Mixture {
         let mut buffer = |columns| device.buffer(BufferSpec { rows: Rows::Batch, columns }).expect("a buffer");
         let [residual, normed, routes] = [HIDDEN, HIDDEN, EXPERTS].map(&mut buffer);
         device.rope(&RopeSpec { inverse_frequencies: vec![1.0], factor: 1.0, positions: 4096 }).expect("rotations");
-        device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, latent: None, pages: 512 }).expect("a KV cache");
+        device
+            .kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, latent: None, format: KvFormat::Own, pages: 512 })
+            .expect("a KV cache");
         let bytes = |dtype| penstock_kernels::cpu::CpuDevice::held_bytes(dtype, held, WIDTH, HIDDEN) as f64;
         let expert_bytes = 2.0 * bytes(dtypes[0]) + bytes(dtypes[1]);
         Self { table, layers, residual, normed, routes, expert_bytes }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use penstock_kernels::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, HeadNorms, Held, HostTensor, KvSpec, PAGE_TOKENS,
-    RopeSpec, RowOrder, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, HeadNorms, Held, HostTensor, KvFormat, KvSpec,
+    PAGE_TOKENS, RopeSpec, RowOrder, Rows, StepBatch, Weight, WeightSpec,
 };
 
 use super::clock::Clock;
@@ -151,7 +151,14 @@ impl Qwen {
         let half = HEAD_DIM / 2;
         let inverse_frequencies = (0..half).map(|i| 1e6f32.powf(-(i as f32) / half as f32)).collect();
         let rope = device.rope(&RopeSpec { inverse_frequencies, factor: 1.0, positions: 4096 }).expect("rope");
-        let spec = KvSpec { layers: LAYERS, kv_heads: KV_HEADS, head_dim: HEAD_DIM, latent: None, pages: PAGES };
+        let spec = KvSpec {
+            layers: LAYERS,
+            kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            latent: None,
+            format: KvFormat::Own,
+            pages: PAGES,
+        };
         device.kv(spec).expect("KV cache");
         let attention = AttentionSpec {
             heads: HEADS,

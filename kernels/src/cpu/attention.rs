@@ -10,6 +10,7 @@
 //!   (sequence, kv head, block of rows, split); its partial is stored, and a second pass merges.
 //!
 //! The query heads that share a kv head are rows of the same product, so a page of K or V is loaded once for all of them.
+//! A cache of integers is expanded to bf16 for an item and a split, and the scales go into the scores and the weights: the products are the same.
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ use super::pack::BLOCK;
 use super::pool::{Items, Pool};
 use super::scratch::Scratch;
 use super::tile::{Ahead, Blocks, Kernel, Product, fetch};
-use super::vector::{Offsets, Partial, Scores, VectorOps};
+use super::vector::{Offsets, PageScales, Partial, Scores, VectorOps};
 use crate::device::{AttentionSpec, PAGE_TOKENS};
 use crate::step::Step;
 
@@ -146,10 +147,11 @@ impl Attention<'_> {
     fn inline(&self, item: &Item, scratch: &mut Scratch) {
         let rows = item.tokens.len() * self.fan();
         let groups = Groups::new(rows, self.kernel.rows_max);
-        let mut space = Space::new(scratch, rows, (self.key_dim(), self.value_dim()), &groups);
+        let mut space = self.space(scratch, rows, &groups);
         self.gather(item, &groups, space.queries);
         space.whole.highest[..rows].fill(f32::NEG_INFINITY);
         for split in item.splits.clone() {
+            self.expand(item, split, &mut space);
             for group in (0..groups.count()).map(|group| groups.range(group)) {
                 self.one_split(item, split, &group, &mut space);
                 let mut whole = space.whole.rows(&group, self.value_dim());
@@ -199,8 +201,9 @@ impl Attention<'_> {
     fn store_split(&self, item: &Item, split: usize, row: usize, scratch: &mut Scratch, stored: Shared<f32>) {
         let rows = item.tokens.len() * self.fan();
         let groups = Groups::new(rows, self.kernel.rows_max);
-        let mut space = Space::new(scratch, rows, (self.key_dim(), self.value_dim()), &groups);
+        let mut space = self.space(scratch, rows, &groups);
         self.gather(item, &groups, space.queries);
+        self.expand(item, split, &mut space);
         for group in (0..groups.count()).map(|group| groups.range(group)) {
             self.one_split(item, split, &group, &mut space);
             let part = space.part.rows(&(0..group.len()), self.value_dim());
@@ -219,7 +222,7 @@ impl Attention<'_> {
     fn merge_stored(&self, item: &Item, first: usize, scratch: &mut Scratch, stored: Shared<f32>) {
         let rows = item.tokens.len() * self.fan();
         let groups = Groups::new(rows, self.kernel.rows_max);
-        let mut space = Space::new(scratch, rows, (self.key_dim(), self.value_dim()), &groups);
+        let mut space = self.space(scratch, rows, &groups);
         for group in (0..groups.count()).map(|group| groups.range(group)) {
             space.whole.highest[group.clone()].fill(f32::NEG_INFINITY);
             for split in 0..item.splits.len() {
@@ -234,6 +237,12 @@ impl Attention<'_> {
             }
             self.finish(item, &group, &mut space.whole);
         }
+    }
+
+    /// Working space for `rows` rows of an item.
+    fn space<'s>(&self, scratch: &'s mut Scratch, rows: usize, groups: &Groups) -> Space<'s> {
+        let expanded = if self.kv.has_codes() { SPLIT * (self.key_dim() + self.value_dim()) } else { 0 };
+        Space::new(scratch, rows, (self.key_dim(), self.value_dim()), expanded, groups)
     }
 
     /// Copies the queries of an item into the order of a left operand; row = token · fan + query head.
@@ -252,38 +261,80 @@ impl Attention<'_> {
         }
     }
 
+    /// Position of a row of an item.
+    fn position(&self, item: &Item, row: usize) -> usize {
+        self.step.positions[item.tokens.start + row / self.fan()]
+    }
+
+    /// First position that a row of an item sees.
+    fn lowest(&self, item: &Item, row: usize) -> usize {
+        self.spec.window.map_or(0, |window| (self.position(item, row) + 1).saturating_sub(window))
+    }
+
+    /// Pages of a split, counted from the first of the sequence, that some row of `rows` sees.
+    fn seen(&self, item: &Item, split: usize, rows: &Range<usize>) -> Range<usize> {
+        let start = (split * SPLIT).max(self.lowest(item, rows.start)) / PAGE_TOKENS;
+        let end = self.end(item.tokens.start + (rows.end - 1) / self.fan());
+        let end = end.min((split + 1) * SPLIT).div_ceil(PAGE_TOKENS);
+        start..end.max(start)
+    }
+
+    /// Expands the pages of a split that some row of the item sees to bf16, into `space.expanded`, if they are integers.
+    fn expand(&self, item: &Item, split: usize, space: &mut Space<'_>) {
+        if !self.kv.has_codes() {
+            return;
+        }
+        let (pages, size) = (self.step.pages(&self.step.spans[item.span]), self.key_dim() + self.value_dim());
+        for at in self.seen(item, split, &(0..item.tokens.len() * self.fan())) {
+            let of_page = |at: usize| self.kv.codes(self.layer, pages[at] as usize, item.kv_head);
+            if let Some((codes, _)) = of_page(at) {
+                let to = &mut space.expanded[(at - split * SPLIT_PAGES) * size * PAGE_TOKENS..][..size * PAGE_TOKENS];
+                // SAFETY: the table is this machine's.
+                unsafe { (self.vector.expand)(codes, to) };
+            }
+        }
+    }
+
     /// Computes the partial of one split for one group, into `space.part`.
     fn one_split(&self, item: &Item, split: usize, group: &Range<usize>, space: &mut Space<'_>) {
         let span = &self.step.spans[item.span];
-        let position = |row: usize| self.step.positions[item.tokens.start + row / self.fan()];
-        let end_of = |row: usize| self.end(item.tokens.start + row / self.fan());
-        let lowest = |row: usize| self.spec.window.map_or(0, |window| (position(row) + 1).saturating_sub(window));
-        // Pages of this split that some row of the group sees.
-        let start = (split * SPLIT).max(lowest(group.start)) / PAGE_TOKENS;
-        let end = end_of(group.end - 1).min((split + 1) * SPLIT).div_ceil(PAGE_TOKENS);
-        let count = end.saturating_sub(start);
+        let Range { start, end } = self.seen(item, split, group);
+        let count = end - start;
         if count == 0 {
             return space.part.highest[..group.len()].fill(f32::NEG_INFINITY);
         }
         let pages = &self.step.pages(span)[start..end];
         let height = group.len();
+        let (keys, size) = (self.key_dim() * PAGE_TOKENS, (self.key_dim() + self.value_dim()) * PAGE_TOKENS);
+        let first = start - split * SPLIT_PAGES;
+        let expanded: &[u16] = space.expanded;
+        let blocks_of = |i: usize| match self.kv.has_codes() {
+            true => &expanded[(first + i) * size..][..size],
+            false => self.kv.halves(self.layer, pages[i] as usize, item.kv_head),
+        };
+        const NONE: &PageScales = &[[0.0; 16]; 4];
+        let mut scales = [NONE; SPLIT_PAGES];
+        for (scales, page) in scales.iter_mut().zip(pages) {
+            *scales = self.kv.codes(self.layer, *page as usize, item.kv_head).map_or(NONE, |(_, scales)| scales);
+        }
         for (i, row) in group.clone().enumerate() {
             let from_page = |token: usize| token.saturating_sub(start * PAGE_TOKENS).min(count * PAGE_TOKENS);
-            space.visible[i] = from_page(lowest(row))..from_page(end_of(row));
+            let end = self.end(item.tokens.start + row / self.fan());
+            space.visible[i] = from_page(self.lowest(item, row))..from_page(end);
             let head = item.kv_head * self.fan() + row % self.fan();
-            space.places[i] = (head, (start * PAGE_TOKENS) as isize - position(row) as isize);
+            space.places[i] = (head, (start * PAGE_TOKENS) as isize - self.position(item, row) as isize);
         }
         let queries = &space.queries[group.start * self.key_dim()..group.end * self.key_dim()];
-        for (i, (page, c)) in pages.iter().zip(space.scores.chunks_exact_mut(height * 32)).enumerate() {
-            let keys = self.kv.keys(self.layer, *page as usize, item.kv_head);
-            if group.start == 0 {
+        for (i, c) in space.scores.chunks_exact_mut(height * 32).enumerate().take(count) {
+            let blocks = blocks_of(i);
+            if group.start == 0 && !self.kv.has_codes() {
                 // Pages are too short for the hardware to see a stream: fetch these values and the next keys meanwhile.
-                fetch(self.kv.values(self.layer, *page as usize, item.kv_head));
+                fetch(&blocks[keys..]);
                 if let Some(next) = self.step.pages(span).get(start + i + 1) {
-                    fetch(self.kv.keys(self.layer, *next as usize, item.kv_head));
+                    fetch(&self.kv.halves(self.layer, *next as usize, item.kv_head)[..keys]);
                 }
             }
-            self.product(queries, height, Blocks::Contiguous(keys.as_ptr()), self.kv.key_blocks, c);
+            self.product(queries, height, Blocks::Contiguous(blocks.as_ptr()), self.kv.key_blocks, c);
         }
         let size = count * height * 32;
         let mut scores = Scores {
@@ -299,13 +350,14 @@ impl Attention<'_> {
             visible: &space.visible[..height],
             highest: &mut space.part.highest[..height],
             sums: &mut space.part.sums[..height],
+            scales: self.kv.has_codes().then_some(&scales[..count]),
         };
         // SAFETY: the table is this machine's.
         unsafe { (self.vector.softmax)(&mut scores) };
         let mut blocks = [std::ptr::null(); SPLIT_PAGES];
         for (d, c) in space.part.values.chunks_exact_mut(height * 32).take(self.kv.value_blocks).enumerate() {
-            for (block, page) in blocks.iter_mut().zip(pages) {
-                *block = self.kv.values(self.layer, *page as usize, item.kv_head)[d * BLOCK..].as_ptr();
+            for (i, block) in blocks.iter_mut().enumerate().take(count) {
+                *block = blocks_of(i)[keys + d * BLOCK..].as_ptr();
             }
             self.product(&space.weights[..size], height, Blocks::List(&blocks[..count]), count, c);
         }
@@ -371,6 +423,8 @@ struct Space<'a> {
     /// Products q·k of one group, `[pages][rows][32]`.
     scores: &'a mut [f32],
     weights: &'a mut [u16],
+    /// K and V of the pages of a split in bf16, `[pages][K|V blocks]`; empty if the cache has them so.
+    expanded: &'a mut [u16],
     /// Partial of one group and one split.
     part: PartialSpace<'a>,
     /// Partials of all groups, merged over the splits.
@@ -381,17 +435,24 @@ struct Space<'a> {
 }
 
 impl<'a> Space<'a> {
-    fn new(scratch: &'a mut Scratch, rows: usize, (key, value): (usize, usize), groups: &Groups) -> Self {
+    fn new(
+        scratch: &'a mut Scratch,
+        rows: usize,
+        (key, value): (usize, usize),
+        expanded: usize,
+        groups: &Groups,
+    ) -> Self {
         let height = groups.range(0).len();
         let line = |count: usize| count.next_multiple_of(32);
         let (scores, values) = (SPLIT * height, value * height);
         let singles = scores + values + value * rows + 2 * line(height) + 2 * line(rows);
-        let halves = key * rows + scores;
+        let halves = key * rows + scores + expanded;
         let (singles, rest) = scratch.singles(singles + halves.div_ceil(2)).split_at_mut(singles);
         let rest = Shared::halved(rest);
         // SAFETY: `rest` is borrowed for 'a, as the whole scratch is, and nobody else has it.
         let halves: &'a mut [u16] = unsafe { std::slice::from_raw_parts_mut(rest.at(0), halves) };
-        let (queries, weights) = halves.split_at_mut(key * rows);
+        let (queries, halves) = halves.split_at_mut(key * rows);
+        let (weights, expanded) = halves.split_at_mut(scores);
         let (scores, singles) = singles.split_at_mut(scores);
         let (part, singles) = singles.split_at_mut(values);
         let (whole, singles) = singles.split_at_mut(value * rows);
@@ -400,6 +461,15 @@ impl<'a> Space<'a> {
         let (whole_highest, whole_sums) = singles.split_at_mut(line(rows));
         let part = PartialSpace { values: part, highest: part_highest, sums: part_sums };
         let whole = PartialSpace { values: whole, highest: whole_highest, sums: whole_sums };
-        Self { queries, scores, weights, part, whole, visible: vec![0..0; height], places: vec![(0, 0); height] }
+        Self {
+            queries,
+            scores,
+            weights,
+            expanded,
+            part,
+            whole,
+            visible: vec![0..0; height],
+            places: vec![(0, 0); height],
+        }
     }
 }

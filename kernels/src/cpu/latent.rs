@@ -6,7 +6,7 @@
 
 use super::attention::Attention;
 use super::experts::section;
-use super::kv::Place;
+use super::kv::{Place, Row};
 use super::lanes::to_bf16;
 use super::layer::{for_rows, vector_of};
 use super::matmul::{Left, Part, unit};
@@ -119,10 +119,10 @@ impl CpuDevice {
             // SAFETY: the table is this machine's.
             unsafe { (vector.narrow_slice)(key, &mut narrow[..key.len()]) };
             // SAFETY: `Step` checked that no two rows share a place; each row once; attention comes later.
-            unsafe { writer.key(place, 0, &narrow[..key.len()]) };
+            unsafe { writer.key(place, 0, Row::Halves(&narrow[..key.len()])) };
             narrow[latent..value.len().max(latent)].fill(0);
             // SAFETY: as above, and the newest row of a span has no later tokens in the step.
-            unsafe { writer.value(place, 0, &narrow[..value.len()], clears) };
+            unsafe { writer.value(place, 0, Row::Halves(&narrow[..value.len()]), clears) };
         });
     }
 

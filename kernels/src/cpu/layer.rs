@@ -1,14 +1,14 @@
 //! The operations of [`CpuDevice`], in the order of a transformer layer: each finds its handles, then runs one fused algorithm.
 
 use super::attention::Attention;
-use super::kv::{KvWriter, Place};
+use super::kv::{self, KvWriter, Place};
 use super::low_rank::Added;
 use super::matmul::{Finished, Matmul};
 use super::operand::{Out, Shared};
 use super::pack::Packed;
 use super::pool::{Items, Pool};
 use super::{Content, CpuDevice, Loaded, Rotations, VectorOps};
-use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, Rows, Weight};
+use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, KvFormat, Rows, Weight};
 use crate::step::Step;
 
 /// Rows × columns below which elementwise work stays on the calling thread: about the price of a fork, 2 µs.
@@ -130,7 +130,7 @@ impl CpuDevice {
         let kv = self.kv.as_mut().expect("kv() is called before qkv()");
         assert_eq!((kv.spec.kv_heads, kv.spec.head_dim), (spec.kv_heads, dim), "shape of the KV cache");
         assert!(layer < kv.spec.layers, "layer {layer} of the KV cache");
-        let writer = kv.writer();
+        let (format, writer) = (kv.spec.format, kv.writer());
         let Loaded::Matrix(packed) = &self.weights[weight.0 as usize] else {
             panic!("weight {} is not linear", weight.0)
         };
@@ -140,7 +140,7 @@ impl CpuDevice {
             HeadNorms::Each { query, key } => [query, key].map(|norm| Some(vector_of(&self.weights, norm, dim))),
             HeadNorms::None | HeadNorms::Together { .. } => [None; 2],
         };
-        let heads = Heads { spec, layer, step: &self.step, rope, norms, vector: self.vector, queries, writer };
+        let heads = Heads { spec, layer, step: &self.step, rope, norms, vector: self.vector, queries, format, writer };
         // Panels of 32 columns and heads of `dim` meet every lcm(32, dim) columns.
         let together = dim / gcd(dim, 32);
         let added = Added::new(low, &mut self.low, self.vector, &self.step, packed);
@@ -466,6 +466,7 @@ struct Heads<'a> {
     norms: [Option<&'a [f32]>; 2],
     vector: &'static VectorOps,
     queries: Shared<u16>,
+    format: KvFormat,
     writer: KvWriter,
 }
 
@@ -494,22 +495,33 @@ impl Heads<'_> {
             // SAFETY: the table is this machine's.
             return unsafe { (self.vector.narrow_slice)(values, to) };
         }
-        let mut narrow = [0u16; DIM_MAX];
-        let narrow = &mut narrow[..values.len()];
-        // SAFETY: the table is this machine's.
-        unsafe { (self.vector.narrow_slice)(values, narrow) };
+        let (mut narrow, mut codes) = ([0u16; DIM_MAX], [0i8; DIM_MAX]);
+        let stored = match self.format {
+            KvFormat::Own => {
+                let narrow = &mut narrow[..values.len()];
+                // SAFETY: the table is this machine's.
+                unsafe { (self.vector.narrow_slice)(values, narrow) };
+                kv::Row::Halves(narrow)
+            }
+            KvFormat::Int8 => {
+                let (codes, mut scale) = (&mut codes[..values.len()], 0.0);
+                // SAFETY: the table is this machine's.
+                unsafe { (self.vector.round_row)(values, codes, &mut scale) };
+                kv::Row::Codes(codes, scale)
+            }
+        };
         let span = &self.step.spans[self.step.span_of[row]];
         let (page, slot) = self.step.slot(span, position);
         let place = Place { layer: self.layer, page, slot };
         let kv_head = (head - spec.heads) % spec.kv_heads;
         if kind == 1 {
             // SAFETY: `Step` checked that no two rows share a place; a head of a row is one thread's; attention comes later.
-            unsafe { self.writer.key(place, kv_head, narrow) };
+            unsafe { self.writer.key(place, kv_head, stored) };
         } else {
             // The newest row clears the rest of its page if the span begins that page; where it does not, an earlier step has.
             let clears = row + 1 == span.rows.end && span.rows.len() > slot;
             // SAFETY: as above, and the newest row of a span has no later tokens in the step.
-            unsafe { self.writer.value(place, kv_head, narrow, clears) };
+            unsafe { self.writer.value(place, kv_head, stored, clears) };
         }
     }
 }

@@ -29,7 +29,13 @@ pub(super) struct Scores<'a> {
     pub(super) highest: &'a mut [f32],
     /// Sum of each row's weights, `[rows]`.
     pub(super) sums: &'a mut [f32],
+    /// Scales of the keys and of the values of each page, where the cache keeps integers: the products are those of the integers, and the weights are
+    /// written times the scales of the values.
+    pub(super) scales: Option<&'a [&'a PageScales]>,
 }
+
+/// Scales of one page and head: of the keys of 32 tokens, and of their values.
+pub(super) type PageScales = [[f32; 16]; 4];
 
 /// Numbers that are added to scores by the offset from query to key: [`crate::device::OffsetBias`].
 pub(super) struct Offsets<'a> {
@@ -158,6 +164,10 @@ vector_ops! {
     fn rotate(values: &mut [f32], turn: (&[f32], &[f32]));
     /// Converts to bf16; equal lengths, multiples of 16.
     fn narrow_slice(x: &[f32], out: &mut [u16]);
+    /// Rounds a key or value to integers and their scale; equal lengths, multiples of 32.
+    fn round_row(x: &[f32], out: &mut [i8], scale: &mut f32);
+    /// Converts integers to bf16, exactly; equal lengths, multiples of 32.
+    fn expand(codes: &[i8], out: &mut [u16]);
     /// Softmax weights of one split, relative to the split's own maximum.
     fn softmax(s: &mut Scores<'_>);
     /// Merges `part`, a later split of the same rows, into `whole`.
@@ -529,6 +539,21 @@ fn narrow_slice<V: Lanes>(x: &[f32], out: &mut [u16]) {
     }
 }
 
+#[inline(always)]
+fn round_row<V: Lanes>(x: &[f32], out: &mut [i8], scale: &mut f32) {
+    *scale = activations::round_row(x, out);
+}
+
+#[inline(always)]
+fn expand<V: Lanes>(codes: &[i8], out: &mut [u16]) {
+    for (codes, out) in codes.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<32>().0) {
+        for (code, out) in codes.iter().zip(out) {
+            // An integer of 8 bits has no more digits than a bf16.
+            *out = (f32::from(*code).to_bits() >> 16) as u16;
+        }
+    }
+}
+
 /// Bits of the lanes of tokens `first..first + 16` that are in `visible`.
 #[inline(always)]
 fn mask(visible: &std::ops::Range<usize>, first: usize) -> u16 {
@@ -550,7 +575,11 @@ fn softmax<V: Lanes>(s: &mut Scores<'_>) {
             for half in 0..2 {
                 let scores = &mut scores[at(page, half)];
                 let seen = mask(&s.visible[row], page * 32 + half * 16);
-                let mut scaled = V::load(scores).mul(V::splat(s.scale));
+                let mut scaled = V::load(scores);
+                if let Some(scales) = s.scales {
+                    scaled = scaled.mul(V::load(&scales[page][half]));
+                }
+                scaled = scaled.mul(V::splat(s.scale));
                 if let Some(cap) = s.soft_cap {
                     scaled = soft_capped(scaled, cap);
                 }
@@ -570,6 +599,10 @@ fn softmax<V: Lanes>(s: &mut Scores<'_>) {
             for (half, sum) in sums.iter_mut().enumerate() {
                 let weight = exp(V::load(&scores[at(page, half)]).sub(shift));
                 *sum = sum.add(weight);
+                let weight = match s.scales {
+                    Some(scales) => weight.mul(V::load(&scales[page][2 + half])),
+                    None => weight,
+                };
                 weight.to_bf16(&mut weights[at(page, half)]);
             }
         }

@@ -44,7 +44,8 @@ use tiles::{Products, Sum};
 
 use crate::device::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Found, Held, HostTensor,
-    KernelError, KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, Rows, SampledRows, StepBatch, Weight, WeightSpec,
+    KernelError, KvFormat, KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, Rows, SampledRows, StepBatch, Weight,
+    WeightSpec,
 };
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
@@ -527,6 +528,9 @@ impl Device for CudaDevice {
         }
         if spec.latent.is_some() {
             return Err(lacking(Feature::Latents));
+        }
+        if spec.format != KvFormat::Own {
+            return Err(lacking(Feature::IntegerKv));
         }
         let parts = [spec.kv_heads, 2 * PAGE_TOKENS * size_of::<bf16>(), spec.head_dim];
         let bytes = parts.iter().try_fold(spec.pages, |bytes, part| bytes.checked_mul(*part));

@@ -1,7 +1,7 @@
 //! The operations of [`ReferenceDevice`], one function each, in the order of a transformer layer.
 
-use super::{Expert, Loaded, Matrix, ReferenceDevice};
-use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, RoutingSpec, Rows, Scoring, Weight};
+use super::{Expert, Loaded, Matrix, ReferenceDevice, round_row};
+use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, KvFormat, RoutingSpec, Rows, Scoring, Weight};
 use crate::pooling::{self, PoolRule};
 use crate::step::Pooled;
 
@@ -311,7 +311,11 @@ pub(super) fn qkv(
             for head in 0..spec.kv_heads {
                 let from = (spec.heads + part * spec.kv_heads + head) * dim;
                 let to = kv.at(layer, page, part, head, slot);
-                kv.values[to..to + dim].copy_from_slice(&values[from..from + dim]);
+                let stored = &mut kv.values[to..to + dim];
+                stored.copy_from_slice(&values[from..from + dim]);
+                if kv.spec.format == KvFormat::Int8 {
+                    round_row(stored);
+                }
             }
         }
     }

@@ -18,7 +18,7 @@ use error::CheckpointError;
 pub(crate) use experts::ExpertCounts;
 pub use experts::{ExpertNames, ExpertsConfig, RoutingConfig};
 use fields::Fields;
-use penstock_kernels::{Activation, Feature};
+use penstock_kernels::{Activation, Feature, KvFormat};
 pub(crate) use quantization::GROUP_STEP;
 pub use quantization::{Quantization, Scales};
 pub(crate) use rope::longrope_attention_factor;
@@ -415,6 +415,19 @@ impl ModelConfig {
     pub(crate) fn kv_values(&self) -> usize {
         let values = self.latent.map_or(self.head_dim, |latent| latent.kv_lora_rank);
         self.num_key_value_heads * (self.head_dim + values)
+    }
+
+    /// Bytes of KV per token and layer, as devices other than the reference keep it if `asked` is asked for.
+    pub(crate) fn kv_bytes(&self, asked: KvFormat) -> usize {
+        match self.latent {
+            Some(_) => 2 * self.kv_values(),
+            None => 2 * self.num_key_value_heads * self.kv_format(asked).row_bytes(self.head_dim),
+        }
+    }
+
+    /// Form of keys and values if `asked` is asked for: what a model of whole texts computes of one is of no use to another, and is not worth rounding.
+    pub(crate) fn kv_format(&self, asked: KvFormat) -> KvFormat {
+        if self.is_whole() { KvFormat::Own } else { asked }
     }
 
     /// Number of KV layers: one in a model of whole texts, which every layer overwrites with its own KV.

@@ -1,9 +1,8 @@
 //! Work that a step cannot do without: the operations of its products, and the bytes that it must read.
 
-use super::ModelConfig;
+use penstock_kernels::KvFormat;
 
-/// Bytes of a value of KV.
-const KV_VALUE_BYTES: f64 = 2.0;
+use super::ModelConfig;
 
 /// Least work of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -25,12 +24,14 @@ impl ModelConfig {
         }
     }
 
-    /// Work of a step in which each of `sequences` sequences, with `context` tokens before it, computes one token.
-    pub fn decode_work(&self, sequences: usize, context: usize, weights_bytes: u64) -> Work {
+    /// Work of a step in which each of `sequences` sequences, with `context` tokens before it, computes one token. `bytes`: all weights, as the device
+    /// holds them, and the form of keys and values.
+    pub fn decode_work(&self, sequences: usize, context: usize, bytes: (u64, KvFormat)) -> Work {
+        let (weights_bytes, kv_format) = bytes;
         let count = sequences as f64;
         let see = |window: &Option<usize>| (context + 1).min(window.unwrap_or(usize::MAX)) as f64;
         let seen: f64 = count * self.windows.iter().map(see).sum::<f64>();
-        let kv = seen * self.kv_values() as f64 * KV_VALUE_BYTES;
+        let kv = seen * self.kv_bytes(kv_format) as f64;
         Work {
             operations: 2.0 * count * (self.layer_weights(1.0) + self.head_weights()) + self.attention(seen),
             bytes: self.weights_read(count, weights_bytes) + kv,
@@ -111,12 +112,12 @@ mod tests {
     #[test]
     fn work_of_a_dense_model_is_its_weights_once_and_its_kv() {
         let bytes = 1_192_000_000;
-        let one = qwen().decode_work(1, 127, bytes);
+        let one = qwen().decode_work(1, 127, (bytes, KvFormat::Own));
         // 112 KiB of KV per token.
         assert_eq!(one.bytes, bytes as f64 + 128.0 * 114_688.0);
         let weights = 28.0 * (6144.0 * 1024.0 + 3.0 * 3072.0 * 1024.0) + 151_936.0 * 1024.0;
         assert_eq!(one.operations, 2.0 * weights + 28.0 * 4.0 * 128.0 * 2048.0);
-        let eight = qwen().decode_work(8, 127, bytes);
+        let eight = qwen().decode_work(8, 127, (bytes, KvFormat::Own));
         assert_eq!(eight.operations, 8.0 * one.operations);
         assert_eq!(eight.bytes, bytes as f64 + 8.0 * 128.0 * 114_688.0);
         // An embedding of its own is not read as a whole.
@@ -131,7 +132,8 @@ mod tests {
         assert_eq!(seen_together(4, 2), 7.0);
         assert_eq!(seen_together(4, 100), 10.0);
         let narrow = ModelConfig { windows: vec![Some(16); 28], ..qwen() };
-        let less = qwen().decode_work(1, 1000, 1).bytes - narrow.decode_work(1, 1000, 1).bytes;
+        let less = qwen().decode_work(1, 1000, (1, KvFormat::Own)).bytes
+            - narrow.decode_work(1, 1000, (1, KvFormat::Own)).bytes;
         assert_eq!(less, (1001.0 - 16.0) * 114_688.0);
     }
 
@@ -146,7 +148,7 @@ mod tests {
             interleaved: true,
         };
         let with = ModelConfig { latent: Some(latent), num_key_value_heads: 1, head_dim: 576, ..qwen() };
-        let less = |context| with.decode_work(1, context, 1);
+        let less = |context| with.decode_work(1, context, (1, KvFormat::Own));
         assert_eq!(less(1000).bytes - less(0).bytes, 28.0 * 1000.0 * 2.0 * (576.0 + 512.0));
         assert_eq!(less(1000).operations - less(0).operations, 28.0 * 1000.0 * 2.0 * 16.0 * (576.0 + 512.0));
         let attention = 100.0 * (1024.0 + 3072.0) + 576.0 * 1024.0 + 16.0 * 160.0 * 512.0 + 16.0 * 32.0 * 1024.0;
@@ -172,8 +174,9 @@ mod tests {
         let read = |tokens| mixture.prefill_work(tokens, 1000).bytes;
         assert!(read(1) < 0.5 * read(1000), "{} of {}", read(1), read(1000));
         assert!((read(100_000) - 1000.0).abs() < 1e-6, "all of them");
-        let chosen = mixture.decode_work(1, 0, 1).operations;
-        let dense = ModelConfig { intermediate_size: 8 * 384, ..qwen() }.decode_work(1, 0, 1).operations;
+        let chosen = mixture.decode_work(1, 0, (1, KvFormat::Own)).operations;
+        let dense =
+            ModelConfig { intermediate_size: 8 * 384, ..qwen() }.decode_work(1, 0, (1, KvFormat::Own)).operations;
         assert_eq!(chosen - dense, 2.0 * 28.0 * 64.0 * 1024.0, "the router comes on top");
     }
 }

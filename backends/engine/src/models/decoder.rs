@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use penstock_kernels::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, Feature, HeadNorms, Held,
-    HostTensor, KernelError, KvSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRows, StepBatch, Weight,
-    WeightSpec,
+    HostTensor, KernelError, KvFormat, KvSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRows,
+    StepBatch, Weight, WeightSpec,
 };
 
 use super::chain::Chain;
@@ -403,12 +403,12 @@ pub(super) struct Refused {
 }
 
 impl Decoder {
-    /// Loads all weights and allocates activations and KV pages.
+    /// Loads all weights and allocates activations and KV pages of a format.
     pub(super) fn load(
         loader: &mut Loader<'_>,
         rope: &RopeSpec,
         local_rope: Option<&RopeSpec>,
-        pages: usize,
+        (pages, format): (usize, KvFormat),
     ) -> Result<Self, Refused> {
         let c = loader.checkpoint.config();
         let refused = |what: &str| {
@@ -421,6 +421,7 @@ impl Decoder {
             kv_heads: c.num_key_value_heads,
             head_dim: c.head_dim,
             latent: c.latent.map(|latent| latent.kv_lora_rank),
+            format,
             pages,
         };
         loader.device.kv(kv).map_err(refused("KV cache"))?;

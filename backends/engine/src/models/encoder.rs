@@ -6,7 +6,7 @@
 //! layers share one layer of KV pages, which each fills before it reads it.
 
 use penstock_kernels::{
-    Activation, AttentionSpec, Buffer, BufferSpec, Device, HeadNorms, Held, HostTensor, KernelError, KvSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, Device, HeadNorms, Held, HostTensor, KernelError, KvFormat, KvSpec,
     OffsetBias, RopeSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
 };
 
@@ -210,7 +210,7 @@ impl Encoder {
         };
         // The KV pages come first: theirs is the one allocation that fails with a wrong budget.
         let (kv_heads, head_dim) = (c.num_key_value_heads, c.head_dim);
-        let kv = KvSpec { layers: c.kv_layers(), kv_heads, head_dim, latent: None, pages };
+        let kv = KvSpec { layers: c.kv_layers(), kv_heads, head_dim, latent: None, format: KvFormat::Own, pages };
         loader.device.kv(kv).map_err(refused("KV pages"))?;
         let rotates = c.rotations.iter().any(|rotation| *rotation != Rotation::None);
         let ropes = rotates.then(|| Ropes::load(loader.device, ropes)).transpose().map_err(refused("rotations"))?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use penstock_kernels::{AdapterSlot, Device, Held, KernelError, PAGE_TOKENS, Pick, SampledRows, StepBatch};
+use penstock_kernels::{AdapterSlot, Device, Held, KernelError, KvFormat, PAGE_TOKENS, Pick, SampledRows, StepBatch};
 
 use super::decoder::{Decoder, Loader, Refused};
 use super::encoder::Encoder;
@@ -25,6 +25,8 @@ pub struct ModelLimits {
     pub sampled_max: usize,
     /// Form in which the device holds the matrices that products read.
     pub held: Held,
+    /// Form in which the device keeps keys and values; models of whole texts, which keep none between steps, have the device's own.
+    pub kv_format: KvFormat,
 }
 
 /// Size of the KV cache, fixed at load.
@@ -107,7 +109,8 @@ impl Model {
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Self, LoadError> {
         let config = checkpoint.config();
-        let pages = pages(config, limits.kv)?;
+        let kv_format = config.kv_format(limits.kv_format);
+        let pages = pages(config, kv_format, limits.kv)?;
         let served = context(config, limits.context_tokens)?;
         // Positions beyond the pages cannot occur, whatever a config claims: the rope table is no larger than the
         // cache.
@@ -120,7 +123,7 @@ impl Model {
         };
         let mut loader = Loader { checkpoint, device: &mut *device, held: limits.held, done: &mut done };
         let loaded = loader.check_features().and_then(|()| match config.encoder {
-            None => Decoder::load(&mut loader, &rope, local_rope.as_ref(), pages).map(Network::Decoder),
+            None => Decoder::load(&mut loader, &rope, local_rope.as_ref(), (pages, kv_format)).map(Network::Decoder),
             Some(encoder) => {
                 Encoder::load(&mut loader, &encoder, (&rope, local_rope.as_ref()), pages).map(Network::Encoder)
             }
@@ -143,7 +146,7 @@ impl Model {
             pages,
             rows_max: limits.rows_max,
             sampled_max: limits.sampled_max,
-            numerics: numerics(checkpoint, &*device, limits.held, served),
+            numerics: numerics(checkpoint, &*device, (limits.held, kv_format), served),
             layers: config.kv_layers(),
             // What a model of whole texts keeps of one is of no use to another.
             page_bytes: if encoder.is_some() { 0 } else { device.page_bytes() },
@@ -155,10 +158,9 @@ impl Model {
         Ok(Self { device, network, geometry })
     }
 
-    /// Bytes of one KV page of all layers at two bytes per value, the format of devices other than the reference.
-    pub fn page_bytes(config: &ModelConfig) -> u64 {
-        let values = config.kv_layers() * PAGE_TOKENS * config.kv_values();
-        2 * values as u64
+    /// Bytes of one KV page of all layers, as devices other than the reference keep it if `kv_format` is asked for.
+    pub fn page_bytes(config: &ModelConfig, kv_format: KvFormat) -> u64 {
+        (config.kv_layers() * PAGE_TOKENS * config.kv_bytes(kv_format)) as u64
     }
 
     /// Bytes of the activations of steps with at most `rows` rows and `sampled` sampled ones, on a CPU.
@@ -287,8 +289,8 @@ fn no_logits() -> KernelError {
     KernelError::Unavailable { what, why }
 }
 
-fn pages(config: &ModelConfig, budget: KvBudget) -> Result<usize, LoadError> {
-    let page = Model::page_bytes(config);
+fn pages(config: &ModelConfig, kv_format: KvFormat, budget: KvBudget) -> Result<usize, LoadError> {
+    let page = Model::page_bytes(config, kv_format);
     let pages = match budget {
         KvBudget::Pages(pages) => pages,
         KvBudget::Bytes(bytes) => usize::try_from(bytes / page).unwrap_or(usize::MAX),
@@ -308,14 +310,22 @@ fn context(config: &ModelConfig, asked: Option<usize>) -> Result<usize, LoadErro
     Ok(Model::context_tokens(config, asked))
 }
 
-/// Numerics id: the device's numerics, the weights' stored format, the form in which they are held if that is another, and the served
-/// context where the rotations depend on it.
-fn numerics(checkpoint: &Checkpoint, device: &dyn Device, held: Held, context: usize) -> String {
+/// Numerics id: the device's numerics, the weights' stored format, the form in which they are held if that is another, that of keys and values
+/// likewise, and the served context where the rotations depend on it.
+fn numerics(
+    checkpoint: &Checkpoint,
+    device: &dyn Device,
+    (held, kv_format): (Held, KvFormat),
+    context: usize,
+) -> String {
     // Version 1 expanded MXFP4 to bf16, under the plain name.
     let stored = checkpoint.weight_format().replace("mxfp4", "mxfp4-v2");
     let mut id = format!("{}/{stored}", device.info().numerics);
     if let Some(name) = held.name() {
         id.push_str(&format!("/{name}"));
+    }
+    if kv_format != KvFormat::Own {
+        id.push_str(&format!("/kv-{}", kv_format.name()));
     }
     if let Some(served) = rope::served(checkpoint.config(), context) {
         id.push_str(&format!("/{served}"));

@@ -13,7 +13,7 @@ use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;
 use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_kernels::cpu::Path as CpuPath;
-use penstock_kernels::{Held, PAGE_TOKENS, Span, StepBatch};
+use penstock_kernels::{Held, KvFormat, PAGE_TOKENS, Span, StepBatch};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{ChoiceStart, Generate, Output, Pooling, Sampling};
 use serde::Deserialize;
@@ -260,6 +260,7 @@ fn weights_of_8_and_4_bits_come_near() {
                 rows_max: 256,
                 sampled_max: 32,
                 held,
+                kv_format: KvFormat::Own,
             };
             let device = cpu(CpuPath::Auto, 1)(penstock_kernels::Limits { rows_max: 256, sampled_max: 32 });
             let model = Model::load(&case.checkpoint(), device, limits, &mut |_| {}).expect("it loads");
@@ -370,7 +371,10 @@ fn an_encoder_gives_no_logits() {
     let error = model.forward(&batch, None).expect_err("no head").to_string();
     assert!(error.contains("the model is an encoder, which makes vectors or scores"), "{error}");
     assert!(model.states(&batch, None, &mut Vec::new(), true).is_err());
-    assert_eq!(Model::page_bytes(named("bert-cls").checkpoint().config()), 2 * 2 * 96 * PAGE_TOKENS as u64);
+    assert_eq!(
+        Model::page_bytes(named("bert-cls").checkpoint().config(), KvFormat::Int8),
+        2 * 2 * 96 * PAGE_TOKENS as u64
+    );
 }
 
 #[test]

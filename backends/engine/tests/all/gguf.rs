@@ -543,7 +543,7 @@ fn every_format_has_the_same_bits_in_every_chunk() {
 #[test]
 fn integers_are_made_at_load_and_are_near() {
     use penstock_engine::models::{KvBudget, Model, ModelLimits};
-    use penstock_kernels::{Held, Limits};
+    use penstock_kernels::{Held, KvFormat, Limits};
     let golden = Golden::named("qwen3-tied");
     let checkpoint = golden.checkpoint();
     let want = logits_of(&mut load(&checkpoint, &reference, 8, 130), &golden.tokens, 130);
@@ -552,8 +552,14 @@ fn integers_are_made_at_load_and_are_near() {
         .into_iter()
         .flat_map(|form| common::devices().into_iter().map(move |device| (form, device)))
     {
-        let limits =
-            ModelLimits { context_tokens: None, kv: KvBudget::Pages(8), rows_max: 130, sampled_max: 130, held };
+        let limits = ModelLimits {
+            context_tokens: None,
+            kv: KvBudget::Pages(8),
+            rows_max: 130,
+            sampled_max: 130,
+            held,
+            kv_format: KvFormat::Own,
+        };
         let device = make(Limits { rows_max: 130, sampled_max: 130 });
         let mut model = Model::load(&checkpoint, device, limits, &mut |_| {}).expect("it loads");
         assert!(model.geometry().numerics.ends_with(&format!("/bf16/{name}")), "{}", model.geometry().numerics);

@@ -17,7 +17,7 @@ use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, ExpertSpec, Feature, Held,
-    KernelError, KvSpec, Limits, Rope, RopeSpec, RoutingSpec, StepBatch, Weight, WeightSpec,
+    KernelError, KvFormat, KvSpec, Limits, Rope, RopeSpec, RoutingSpec, StepBatch, Weight, WeightSpec,
 };
 use std::sync::{Arc, Mutex};
 
@@ -118,8 +118,14 @@ fn a_device_refuses_at_load_what_it_does_not_compute() {
         ("deepseek3-plain", Feature::GroupedRouting, "a choice of experts by groups or sigmoids"),
     ];
     let limits = Limits { rows_max: 4, sampled_max: 4 };
-    let asked =
-        ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 4, sampled_max: 4, held: Held::Stored };
+    let asked = ModelLimits {
+        context_tokens: None,
+        kv: KvBudget::Pages(2),
+        rows_max: 4,
+        sampled_max: 4,
+        held: Held::Stored,
+        kv_format: KvFormat::Own,
+    };
     for (case, feature, what) in cases {
         let device = Recorded { device: reference(limits), rows: 0, seen: Seen::default(), lacks: Some(feature) };
         let checkpoint = Golden::named(case).checkpoint();
@@ -139,8 +145,14 @@ fn a_device_without_adapters_refuses_them() {
     let limits = Limits { rows_max: 4, sampled_max: 4 };
     let lacks = Some(Feature::Adapters);
     let device = Recorded { device: reference(limits), rows: 0, seen: Seen::default(), lacks };
-    let asked =
-        ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 4, sampled_max: 4, held: Held::Stored };
+    let asked = ModelLimits {
+        context_tokens: None,
+        kv: KvBudget::Pages(2),
+        rows_max: 4,
+        sampled_max: 4,
+        held: Held::Stored,
+        kv_format: KvFormat::Own,
+    };
     let golden = Golden::named("qwen3-tied");
     let mut model = Model::load(&golden.checkpoint(), Box::new(device), asked, &mut |_| {}).expect("the model loads");
     let error = model.add_adapter(AdapterSlot(0), &golden.adapter(1, 2)).unwrap_err().to_string();

@@ -7,7 +7,7 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Drawing, Engine, EngineConfig, PageSink, Prefill};
 use penstock_grammar::{CacheSizes, Grammars, TokenText, Vocabulary};
 use penstock_kernels::cpu::Path;
-use penstock_kernels::{Held, Limits};
+use penstock_kernels::{Held, KvFormat, Limits};
 use penstock_proto::frames::{
     BadWord, Cancel, ChoiceStart, Finish, FinishReason, Generate, Guide, GuideKind, LogitBias, Sampling, Window,
 };
@@ -45,6 +45,7 @@ pub(crate) fn engine_with(threads: usize, pages: usize, config: &EngineConfig) -
         rows_max: 512,
         sampled_max: 64,
         held: Held::Stored,
+        kv_format: KvFormat::Own,
     };
     let device = cpu(Path::Portable, threads)(Limits { rows_max: 512, sampled_max: 64 });
     let model = Model::load(&checkpoint(), device, limits, &mut |_| {}).expect("the demo model loads");
@@ -416,6 +417,7 @@ fn what_cannot_be_followed_is_refused() {
         rows_max: 512,
         sampled_max: 64,
         held: Held::Stored,
+        kv_format: KvFormat::Own,
     };
     let device = cpu(Path::Portable, 1)(Limits { rows_max: 512, sampled_max: 64 });
     let model = Model::load(&checkpoint(), device, limits, &mut |_| {}).expect("loads");

@@ -5,11 +5,11 @@
 use crate::common;
 
 use common::weights::Golden;
-use common::{Sequence, cpu, cpu_paths, devices, load_with, logits_of, step};
+use common::{Sequence, cpu, cpu_paths, devices, load_as, load_with, logits_of, step};
 use penstock_engine::models::Model;
 use penstock_engine::{Forward, Geometry, Pages};
-use penstock_kernels::PAGE_TOKENS;
 use penstock_kernels::cpu::CpuDevice;
+use penstock_kernels::{KvFormat, PAGE_TOKENS};
 
 const CASES: [&str; 27] = [
     "llama-long",
@@ -41,14 +41,19 @@ const CASES: [&str; 27] = [
     "llama-w8a8",
 ];
 
+/// Cases that are run with keys and values of 8 bits, too.
+const ROUNDED_KV: [&str; 4] = ["llama-long", "qwen3-mixed-windows", "gptoss-long", "gemma3-long-window"];
+
 /// Runs `check` for each case on each path with the logits of the whole prefill.
 fn each(check: impl Fn(&mut Model, &[u32], &[Vec<f32>])) {
+    let rounded = ROUNDED_KV.map(|case| (case, KvFormat::Int8));
+    let cases: Vec<_> = CASES.map(|case| (case, KvFormat::Own)).into_iter().chain(rounded).collect();
     for (path, make) in devices() {
-        for case in CASES {
+        for (case, kv_format) in &cases {
             let golden = Golden::named(case);
-            let mut model = load_with(&golden.checkpoint(), &*make, 400, 704, golden.context);
+            let mut model = load_as(&golden.checkpoint(), &*make, (400, *kv_format), 704, golden.context);
             let whole = logits_of(&mut model, &golden.tokens, golden.tokens.len());
-            println!("{path}, {case}");
+            println!("{path}, {case}, {kv_format:?}");
             check(&mut model, &golden.tokens, &whole);
         }
     }

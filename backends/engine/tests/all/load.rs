@@ -3,12 +3,12 @@
 use crate::common;
 
 use common::weights::{Golden, Tensor, write_safetensors};
-use common::{cpu, load, load_with, logits_of, reference};
+use common::{cpu, load, load_as, load_with, logits_of, reference};
 use penstock_engine::Forward;
 use penstock_engine::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
 use penstock_engine::models::{KvBudget, LoadError, Model, ModelLimits};
 use penstock_kernels::cpu::Path as CpuPath;
-use penstock_kernels::{Activation, Held, KernelError, Limits, PAGE_TOKENS, Span, StepBatch};
+use penstock_kernels::{Activation, Held, KernelError, KvFormat, Limits, PAGE_TOKENS, Span, StepBatch};
 use serde_json::json;
 
 fn config(case: &str) -> ModelConfig {
@@ -16,7 +16,8 @@ fn config(case: &str) -> ModelConfig {
 }
 
 fn try_load(checkpoint: &Checkpoint, kv: KvBudget, context_tokens: Option<usize>) -> Result<Model, LoadError> {
-    let limits = ModelLimits { context_tokens, kv, rows_max: 8, sampled_max: 8, held: Held::Stored };
+    let limits =
+        ModelLimits { context_tokens, kv, rows_max: 8, sampled_max: 8, held: Held::Stored, kv_format: KvFormat::Own };
     Model::load(checkpoint, reference(Limits { rows_max: 8, sampled_max: 8 }), limits, &mut |_| {})
 }
 
@@ -30,8 +31,14 @@ fn progress_counts_every_byte_once() {
 fn progress_of(case: &str) {
     let checkpoint = Golden::named(case).checkpoint();
     let (mut done, mut tensors) = (0, Vec::new());
-    let limits =
-        ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 8, sampled_max: 8, held: Held::Stored };
+    let limits = ModelLimits {
+        context_tokens: None,
+        kv: KvBudget::Pages(2),
+        rows_max: 8,
+        sampled_max: 8,
+        held: Held::Stored,
+        kv_format: KvFormat::Own,
+    };
     let device = reference(Limits { rows_max: 8, sampled_max: 8 });
     Model::load(&checkpoint, device, limits, &mut |progress| {
         assert!(progress.bytes_done > done && progress.bytes_total == checkpoint.weights_bytes());
@@ -71,7 +78,7 @@ fn contexts_follow_the_scaling() {
 fn the_cache_bounds_pages_and_context() {
     let checkpoint = Golden::named("llama-plain").checkpoint();
     // 3 layers, keys and values, 2 heads, 32 tokens, 16 values of 2 bytes.
-    let page = Model::page_bytes(checkpoint.config());
+    let page = Model::page_bytes(checkpoint.config(), KvFormat::Own);
     assert_eq!(page, 3 * 2 * 2 * 32 * 16 * 2);
     let model = try_load(&checkpoint, KvBudget::Bytes(5 * page + page / 2), None).expect("loads");
     assert_eq!((model.geometry().pages, model.geometry().context_tokens), (5, 5 * PAGE_TOKENS));
@@ -105,6 +112,29 @@ fn numerics_name_what_changes_bits() {
     assert!(numerics("phi3-long", Some(65)).ends_with("/bf16/rope-long"));
     assert!(numerics("phi3-long", Some(64)).ends_with("/bf16/rope-short"));
     assert_eq!(numerics("gemma3-plain", None), numerics("llama-plain", None));
+    let of = |kv_format| {
+        let checkpoint = Golden::named("phi3-long").checkpoint();
+        load_as(&checkpoint, &reference, (8, kv_format), 8, Some(65)).geometry().numerics
+    };
+    assert_eq!(of(KvFormat::Int8), of(KvFormat::Own).replace("/rope-long", "/kv-int8/rope-long"));
+}
+
+#[test]
+fn keys_and_values_of_8_bits_stay_near_those_of_the_checkpoint() {
+    for case in ["llama-plain", "qwen3-tied", "mistral-long-window", "gemma3-plain", "gptoss-long", "phi3-long"] {
+        let golden = Golden::named(case);
+        let checkpoint = golden.checkpoint();
+        let logits = |kv_format| {
+            let mut model = load_as(&checkpoint, &reference, (40, kv_format), 704, golden.context);
+            (logits_of(&mut model, &golden.tokens, golden.tokens.len()).concat(), model.geometry().page_bytes)
+        };
+        let ((want, _), (got, _)) = (logits(KvFormat::Own), logits(KvFormat::Int8));
+        let count = want.len() as f32;
+        let rms = (want.iter().map(|v| v * v).sum::<f32>() / count).sqrt();
+        let far = (want.iter().zip(&got).map(|(a, b)| (a - b).abs()).sum::<f32>() / count) / rms;
+        println!("{case}: {far}");
+        assert!(far > 1e-5 && far < 0.02, "{case}: mean distance {far} of the logits' RMS");
+    }
 }
 
 #[test]
@@ -170,7 +200,7 @@ fn latents_are_held_twice_and_leave_the_device_once() {
     let c = checkpoint.config();
     assert_eq!((c.num_key_value_heads, c.head_dim, c.rotary_dim), (1, 56, 12));
     // 44 values of the latent and 12 rotated ones are the key, the latent is the value.
-    assert_eq!(Model::page_bytes(c), (3 * PAGE_TOKENS * (56 + 44) * 2) as u64);
+    assert_eq!(Model::page_bytes(c, KvFormat::Own), (3 * PAGE_TOKENS * (56 + 44) * 2) as u64);
     let model = load(&checkpoint, &*cpu(CpuPath::Portable, 1), 4, 8);
     assert_eq!(model.geometry().page_bytes, PAGE_TOKENS * 56 * 2);
     // The matrices of heads and the routers are not rounded to int8.

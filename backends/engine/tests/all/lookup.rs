@@ -8,7 +8,7 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::random::philox4x32;
 use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_kernels::cpu::Path;
-use penstock_kernels::{Held, Limits};
+use penstock_kernels::{Held, KvFormat, Limits};
 use penstock_proto::frames::{
     BadWord, ChoiceStart, Finish, Generate, GuideKind, KvEvent, LogitBias, ReasoningBudget, Sampling, TokenLogprobs,
     Window,
@@ -42,7 +42,8 @@ pub(crate) fn model(pages: usize) -> Model {
     let checkpoint = Checkpoint::open(&repository("models/penstock-demo")).expect("the demo model opens");
     let (rows_max, sampled_max) = (512, 64);
     let kv = KvBudget::Pages(pages);
-    let limits = ModelLimits { context_tokens: None, kv, rows_max, sampled_max, held: Held::Stored };
+    let limits =
+        ModelLimits { context_tokens: None, kv, rows_max, sampled_max, held: Held::Stored, kv_format: KvFormat::Own };
     let device = cpu(Path::Auto, 1)(Limits { rows_max, sampled_max });
     Model::load(&checkpoint, device, limits, &mut |_| {}).expect("the demo model loads")
 }

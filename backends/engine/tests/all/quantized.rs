@@ -10,7 +10,7 @@ use penstock_engine::Forward;
 use penstock_engine::checkpoint::{Checkpoint, Place, Quantization, Scales};
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::cpu::{CpuDevice, Path as CpuPath};
-use penstock_kernels::{DType, Held, Limits};
+use penstock_kernels::{DType, Held, KvFormat, Limits};
 use serde_json::{Value, json};
 
 const CASES: [(&str, &str); 13] = [
@@ -165,8 +165,14 @@ fn int8_on_top_is_near() {
         let checkpoint = golden.checkpoint();
         let logits = |held| {
             let limits = Limits { rows_max: 120, sampled_max: 120 };
-            let model_limits =
-                ModelLimits { context_tokens: None, kv: KvBudget::Pages(8), rows_max: 120, sampled_max: 120, held };
+            let model_limits = ModelLimits {
+                context_tokens: None,
+                kv: KvBudget::Pages(8),
+                rows_max: 120,
+                sampled_max: 120,
+                held,
+                kv_format: KvFormat::Own,
+            };
             let device = cpu(CpuPath::Portable, 2)(limits);
             let mut model = Model::load(&checkpoint, device, model_limits, &mut |_| {}).expect("it loads");
             logits_of(&mut model, &golden.tokens, 120)

@@ -133,6 +133,16 @@ pub(in crate::cpu) unsafe fn quantize(x: &[f32], out: IntegralRow) {
     }
 }
 
+/// Rounds a row to integers; returns their scale, which is NaN where a value is not finite. `x`, `out`: multiples of 32.
+#[inline(always)]
+pub(in crate::cpu) fn round_row(x: &[f32], out: &mut [i8]) -> f32 {
+    let (scale, factor) = scale(peak(x));
+    for (x, out) in x.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<32>().0) {
+        round(x, factor, out);
+    }
+    scale
+}
+
 /// Memory of integral operands, grown to the largest need and never given back.
 #[derive(Default)]
 pub(in crate::cpu) struct Memory {
@@ -185,6 +195,8 @@ mod tests {
         assert_eq!((scales[0], scales[1]), (12.7 / 127.0, 2.0));
         let first = i32::from(values[0]) + i32::from(values[1]) + i32::from(values[2]);
         assert_eq!((sums[0] as i16, sums[0] >> 16, sums[1] as u16, sums[1] >> 16), (first as i16, 30, 127, 0));
+        let mut row = [0; 64];
+        assert_eq!((round_row(&x, &mut row), row.as_slice()), (2.0, quantized(&x, true).0.as_slice()), "as by row");
         let (values, scales, _) = quantized(&x, true);
         assert_eq!((scales[0], values[0], values[20], values[40]), (2.0, -6, 2, 127));
     }

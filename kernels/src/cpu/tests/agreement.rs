@@ -26,7 +26,8 @@ pub(super) fn distance(got: &[f32], want: &[f32]) -> f32 {
 /// errors. Integers have the same step for all values of a line (or row), 1/254 of its largest, which is three times as far off.
 /// A norm behind a block divides by what the block gives, which may be small, and so makes its errors larger.
 pub(super) fn limit(shape: &Shape) -> f32 {
-    let has_integers = shape.held != Held::Stored || shape.stored.iter().any(|dtype| dtype.is_blocks());
+    let of_weights = shape.held != Held::Stored || shape.stored.iter().any(|dtype| dtype.is_blocks());
+    let has_integers = of_weights || shape.own.kv != KvFormat::Own;
     let limit = if has_integers { 0.4 } else { 0.12 };
     if shape.own.post_norms { 2.0 * limit } else { limit }
 }

@@ -2,7 +2,7 @@
 
 use super::model::Noise;
 use super::*;
-use crate::device::{OffsetBias, TableIndex};
+use crate::device::{KvFormat, OffsetBias, TableIndex};
 use crate::pooling::{Pool, PoolRule};
 
 /// Widths of a layer, odd on purpose.
@@ -85,7 +85,9 @@ impl Layer {
         let inverse_frequencies = (0..head_dim / 2).map(|i| 1000f32.powf(-2.0 * i as f32 / head_dim as f32)).collect();
         let rope = RopeSpec { inverse_frequencies, factor: 1.0, positions: 318 };
         let rope = modern.then(|| device.rope(&rope).unwrap());
-        device.kv(KvSpec { layers: 1, kv_heads: heads, head_dim, latent: None, pages: PAGES }).unwrap();
+        device
+            .kv(KvSpec { layers: 1, kv_heads: heads, head_dim, latent: None, format: KvFormat::Own, pages: PAGES })
+            .unwrap();
         let mut noise = Noise(7);
         let mut load = |shape: &[usize], make: &dyn Fn(HostTensor<'_>, HostTensor<'_>, &mut dyn Device) -> Weight| {
             let mut bytes = |count| noise.weights(DType::Bf16, count, 1.2 / (hidden as f32).sqrt());

@@ -2,7 +2,7 @@
 
 use super::agreement::{batch_of, distance, limit};
 use super::*;
-use crate::device::{ExpertGroups, RoutingSpec, Scoring, WeightSpec};
+use crate::device::{ExpertGroups, KvFormat, RoutingSpec, Scoring, WeightSpec};
 
 /// Shapes of mixtures: odd widths, one expert, all experts chosen, weights that are not divided by their sum, biases and GPT-OSS's activation.
 fn mixtures() -> Vec<Shape> {
@@ -128,7 +128,7 @@ fn routed(device: &mut dyn Device, table: &[[f32; 4]], routing: &RoutingSpec) ->
     let parts = vec![tensor(&[4, 4], &identity)];
     let router = device.load(&WeightSpec::Linear { parts, biases: vec![] }, Held::Stored).unwrap();
     let [x, out] = [0; 2].map(|_| device.buffer(BufferSpec { rows: Rows::Batch, columns: 4 }).unwrap());
-    device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 32, latent: None, pages: 1 }).unwrap();
+    device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 32, latent: None, format: KvFormat::Own, pages: 1 }).unwrap();
     let tokens: Vec<u32> = (0..table.len() as u32).collect();
     let spans = [Span { rows: 0..table.len(), context: table.len(), block_table: &[0], adapter: None }];
     device.begin(&StepBatch { tokens: &tokens, spans: &spans, sampled: &[], ..Default::default() }).unwrap();

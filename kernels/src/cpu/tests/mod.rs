@@ -15,7 +15,7 @@ use model::{BLOCKS, LIMITS, Latent, Model, Own, PAGES, PLAIN, Rowsets, SHAPE, Sh
 use super::tile::tests::{WITHOUT_FMA, kernels};
 use super::*;
 use crate::cpu::integer::ROW_COLUMNS_MAX;
-use crate::device::{DType, HostTensor, PAGE_TOKENS, RowOrder, Span};
+use crate::device::{DType, HostTensor, KvFormat, PAGE_TOKENS, RowOrder, Span};
 use crate::reference::ReferenceDevice;
 
 /// Devices of every kernel that this machine runs and of the model of AMX, each with its elementwise table.
@@ -160,6 +160,55 @@ fn what_only_some_families_have_gives_the_same_bits_on_every_path_of_a_family() 
     }
 }
 
+/// Shapes whose keys and values are integers: whole lines and odd widths, one query head per KV head and several, windows, caps, sinks, integers as weights.
+fn rounded_kv() -> Vec<Shape> {
+    let own = Own { kv: KvFormat::Int8, ..PLAIN };
+    vec![
+        Shape { own, ..SHAPE },
+        Shape { own, head_dim: 80, heads: 4, window: Some(9), norms: false, ..SHAPE },
+        Shape { own, head_dim: 20, heads: 3, kv_heads: 3, bias: false, ..SHAPE },
+        Shape { own: Own { soft_caps: [Some(2.0), None], sinks: true, ..own }, head_dim: 64, norms: false, ..SHAPE },
+        Shape { own: Own { joint: true, post_norms: true, ..own }, head_dim: 128, heads: 2, kv_heads: 1, ..SHAPE },
+        Shape { own, held: Held::Int8, ..SHAPE },
+        Shape { own, stored: [DType::Q8_0; 2], layers: 1, ..BLOCKS },
+    ]
+}
+
+#[test]
+fn integers_as_keys_and_values_agree_with_the_reference() {
+    for (seed, shape) in rounded_kv().into_iter().enumerate() {
+        compare(&shape, &[67, 20], 9, seed as u64).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
+    }
+    for window in [None, Some(300), Some(31)] {
+        compare(&Shape { window, ..rounded_kv()[0] }, &[600, 290], 513, 11).unwrap();
+    }
+}
+
+#[test]
+fn integers_as_keys_and_values_give_the_same_bits_in_every_chunk() {
+    for shape in rounded_kv() {
+        same_bits(&Shape { layers: 1, ..shape }, &[40, 23, 7], &[1, 5, 16, 33], 9);
+    }
+    for window in [None, Some(270)] {
+        same_bits(&Shape { window, layers: 1, ..rounded_kv()[0] }, &[530, 300], &[1, 100, 257], 3);
+    }
+}
+
+#[test]
+fn integers_as_keys_and_values_give_the_same_bits_on_every_path_of_a_family() {
+    for shape in rounded_kv() {
+        same_on_every_path(&Shape { layers: 1, ..shape });
+    }
+}
+
+#[test]
+fn latents_are_not_kept_as_integers() {
+    let mut device = CpuDevice::new(CpuOptions { threads: 1, ..Default::default() }, LIMITS).unwrap();
+    let spec = KvSpec { layers: 1, kv_heads: 1, head_dim: 96, latent: Some(64), format: KvFormat::Int8, pages: 1 };
+    let refused = device.kv(spec).unwrap_err().to_string();
+    assert!(refused.contains("KV of 8 bits") && refused.contains("latents"), "{refused}");
+}
+
 fn same_on_every_path(shape: &Shape) {
     let (lengths, mut families) = ([300, 9], std::collections::HashMap::new());
     let sequences = adapted(shape, sequences(&lengths, shape.vocab, 4));
@@ -237,7 +286,7 @@ fn formats() -> Vec<Shape> {
         Shape { held: Held::Int4, ..SHAPE },
         Shape { held: Held::Int8Blocks, ..SHAPE },
         // What has 4 bits stays; where it shares panels, all of it is rounded.
-        Shape { held: Held::Int4, stored: [DType::Q4K, DType::Q6K], ..BLOCKS },
+        Shape { held: Held::Int4, stored: [DType::Q4_0, DType::Q5_0], ..BLOCKS },
         Shape { held: Held::Int4, ..shared },
         Shape { held: Held::Int8Blocks, stored: [DType::Q6K, DType::Bf16], ..BLOCKS },
     ];
@@ -347,9 +396,16 @@ fn a_prefix_found_in_the_cache_gives_the_same_bits() {
 
 #[test]
 fn stale_pages_do_not_leak() {
-    let sequences = sequences(&[45, 90], SHAPE.vocab, 6);
+    stale_pages(&SHAPE, &|row| kv::Row::Halves([&[0x7fc0; 32], &[0x7f80; 32]][row]));
+    let own = Own { kv: KvFormat::Int8, ..PLAIN };
+    stale_pages(&Shape { own, ..SHAPE }, &|_| kv::Row::Codes(&[-128; 32], f32::NAN));
+}
+
+/// Fills all pages with rows of key 0 and value 1 that must not show.
+fn stale_pages(shape: &Shape, row: &dyn Fn(usize) -> kv::Row<'static>) {
+    let sequences = sequences(&[45, 90], shape.vocab, 6);
     for (path, mut device) in devices(1) {
-        let model = Model::load(&mut device, &SHAPE, 6);
+        let model = Model::load(&mut device, shape, 6);
         let want = bits(&run_steps(&mut device, &model, &sequences, &[vec![(0, 0, 45)]]));
         let kv = device.kv.as_mut().unwrap();
         let writer = kv.writer();
@@ -358,9 +414,9 @@ fn stale_pages_do_not_leak() {
                 for head in 0..SHAPE.kv_heads {
                     let place = kv::Place { layer: 0, page, slot };
                     // SAFETY: one thread.
-                    unsafe { writer.key(place, head, &[0x7fc0; 32]) };
+                    unsafe { writer.key(place, head, row(0)) };
                     // SAFETY: one thread.
-                    unsafe { writer.value(place, head, &[0x7f80; 32], false) };
+                    unsafe { writer.value(place, head, row(1), false) };
                 }
             }
         }
@@ -379,7 +435,7 @@ fn a_step_that_goes_on_in_a_page_writes_its_own_token_alone() {
         let page = sequences[0].table[0] as usize;
         let place = kv::Place { layer: 0, page, slot: 20 };
         // SAFETY: one thread.
-        unsafe { device.kv.as_mut().unwrap().writer().value(place, 1, &[0x3f80; 32], false) };
+        unsafe { device.kv.as_mut().unwrap().writer().value(place, 1, kv::Row::Halves(&[0x3f80; 32]), false) };
         run_steps(&mut device, &model, &sequences, &[vec![(0, 10, 1)]]);
         let value = |slot: usize| {
             let at = ((SHAPE.kv_heads + 1) * PAGE_TOKENS + slot) * SHAPE.head_dim;
@@ -433,7 +489,8 @@ fn bad_weights_and_options_are_refused() {
         reader: None,
     };
     assert!(matches!(device.load(&WeightSpec::Embedding(wide), Held::Int8), Err(KernelError::Shape { .. })));
-    let absurd = KvSpec { layers: usize::MAX, kv_heads: 2, head_dim: 64, latent: None, pages: 9 };
+    let absurd =
+        KvSpec { layers: usize::MAX, kv_heads: 2, head_dim: 64, latent: None, format: KvFormat::Own, pages: 9 };
     assert!(matches!(device.kv(absurd), Err(KernelError::Memory { .. })));
     let absurd = BufferSpec { rows: Rows::Batch, columns: usize::MAX };
     assert!(matches!(device.buffer(absurd), Err(KernelError::Memory { .. })));

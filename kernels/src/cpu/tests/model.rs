@@ -46,6 +46,8 @@ pub(crate) struct Own {
     pub(crate) latent: Option<Latent>,
     /// Groups of experts, chosen by sigmoids with a correction.
     pub(crate) groups: Option<ExpertGroups>,
+    /// Form of keys and values.
+    pub(crate) kv: KvFormat,
     /// Adapters by slot; sequences have none, the first, the second … in turn.
     pub(crate) adapters: &'static [Ranks],
 }
@@ -75,6 +77,7 @@ pub(crate) const PLAIN: Own = Own {
     expert_biases: false,
     latent: None,
     groups: None,
+    kv: KvFormat::Own,
     adapters: &[],
 };
 
@@ -423,9 +426,9 @@ impl Model {
         let rope = (half > 0).then(|| device.rope(&rope).unwrap());
         let layers = (0..s.layers).map(|_| layer(device, noise, s, rope)).collect();
         let last_norm = vector(device, noise, s.hidden);
-        let (layers_count, pages) = (s.layers, PAGES);
+        let (kv_heads, head_dim, format) = (s.kv_heads, s.head_dim, s.own.kv);
         let latent = s.own.latent.map(|latent| latent.rank);
-        device.kv(KvSpec { layers: layers_count, kv_heads: s.kv_heads, head_dim: s.head_dim, latent, pages }).unwrap();
+        device.kv(KvSpec { layers: s.layers, kv_heads, head_dim, latent, format, pages: PAGES }).unwrap();
         let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns }).unwrap();
         let model = Self {
             embedding,

@@ -4,7 +4,7 @@ use super::model::Noise;
 use super::*;
 use crate::cpu::narrow::Expander;
 use crate::cpu::pack::BLOCK;
-use crate::device::{CodeForm, CodeGroups, CodeKind, CodeRows, E4M3, RowReader, WeightSpec};
+use crate::device::{CodeForm, CodeGroups, CodeKind, CodeRows, E4M3, KvFormat, RowReader, WeightSpec};
 use crate::source::Source;
 
 /// A matrix of codes.
@@ -297,7 +297,9 @@ impl All {
         let [x, residual] = [0; 2].map(|_| device.buffer(rows(COLUMNS)).unwrap());
         let out = device.buffer(rows(PARTS.iter().sum())).unwrap();
         let (inner, routes) = (device.buffer(rows(INNER)).unwrap(), device.buffer(rows(3)).unwrap());
-        device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 32, latent: None, pages: 8 }).unwrap();
+        device
+            .kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 32, latent: None, format: KvFormat::Own, pages: 8 })
+            .unwrap();
         let pages: Vec<u32> = (0..8).collect();
         let mut seen = vec![];
         for &count in counts {

@@ -362,7 +362,7 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
     let table = device.load(&WeightSpec::Embedding(table), Held::Stored).unwrap();
     let ones = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8], bytes: &bytes[..16], order, reader: None };
     let weight = device.load(&WeightSpec::Vector { tensor: ones, offset: 0.0 }, Held::Stored).unwrap();
-    device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, latent: None, pages: 1 }).unwrap();
+    device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, latent: None, format: KvFormat::Own, pages: 1 }).unwrap();
     let buffers = [Rows::Batch, Rows::Sampled, Rows::Sampled].map(|rows| BufferSpec { rows, columns: 8 });
     let [residual, selected, last] = buffers.map(|spec| device.buffer(spec).unwrap());
     let spans = [Span { rows: 0..1, context: 1, block_table: &[0], adapter: None }];
@@ -426,7 +426,7 @@ fn too_little_memory_is_refused_with_its_size() {
     stand_in.set("memory=1000000");
     let (mut device, gpu) = (stand_in.device(), probe().unwrap());
     assert_eq!(memory_bytes(&gpu).unwrap().1, 1_000_000);
-    let spec = KvSpec { layers: 2, kv_heads: 2, head_dim: 64, latent: None, pages: 100 };
+    let spec = KvSpec { layers: 2, kv_heads: 2, head_dim: 64, latent: None, format: KvFormat::Own, pages: 100 };
     let refused = device.kv(spec);
     assert!(matches!(refused, Err(KernelError::Memory { what: "the KV cache", bytes: 1_638_400 })), "{refused:?}");
     let absurd = BufferSpec { rows: Rows::Batch, columns: usize::MAX };

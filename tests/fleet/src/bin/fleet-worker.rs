@@ -6,7 +6,7 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
 use penstock_fleet_tests::{demo_grammars, fake_grammars, member_files};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
-use penstock_kernels::{Held, KernelError, Limits, Span, StepBatch};
+use penstock_kernels::{Held, KernelError, KvFormat, Limits, Span, StepBatch};
 use penstock_proto::frames::{Loading, Role};
 use penstock_proto::handshake::PoolKey;
 use penstock_sim::FakeForward;
@@ -235,6 +235,7 @@ fn demo_model() -> Result<(Box<dyn Forward>, String), WorkerError> {
         rows_max: sizes.rows_max,
         sampled_max: sizes.sampled_max,
         held: Held::Stored,
+        kv_format: KvFormat::Own,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {});
     let model = model.map_err(|error| failed(error.to_string()))?;

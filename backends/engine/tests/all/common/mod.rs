@@ -9,7 +9,7 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Forward, Geometry};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
 use penstock_kernels::reference::ReferenceDevice;
-use penstock_kernels::{AdapterSlot, Device, Held, Limits, PAGE_TOKENS, Span, StepBatch};
+use penstock_kernels::{AdapterSlot, Device, Held, KvFormat, Limits, PAGE_TOKENS, Span, StepBatch};
 
 /// Path of a file in the repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
@@ -38,12 +38,24 @@ pub(crate) fn load_with(
     rows: usize,
     context_tokens: Option<usize>,
 ) -> Model {
+    load_as(checkpoint, make, (pages, KvFormat::Own), rows, context_tokens)
+}
+
+/// Loads a model as [`load_with`] does, with keys and values of a format.
+pub(crate) fn load_as(
+    checkpoint: &Checkpoint,
+    make: &dyn Fn(Limits) -> Box<dyn Device>,
+    (pages, kv_format): (usize, KvFormat),
+    rows: usize,
+    context_tokens: Option<usize>,
+) -> Model {
     let limits = ModelLimits {
         context_tokens,
         kv: KvBudget::Pages(pages),
         rows_max: rows,
         sampled_max: rows,
         held: Held::Stored,
+        kv_format,
     };
     let device = make(Limits { rows_max: rows, sampled_max: rows });
     Model::load(checkpoint, device, limits, &mut |_| {}).expect("the checkpoint loads")
