@@ -11,6 +11,7 @@ mod beside;
 mod tls;
 
 use penstock_proto::Address;
+use rustix::net::sockopt;
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -30,6 +31,11 @@ pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Time after which a vanished peer (cable, power) fails the connection, in milliseconds.
 const VANISHED_MS: u32 = 10_000;
+
+/// Silence of a peer after which the kernel probes it, and the pause between probes. A side that only reads sends nothing
+/// whose loss could show.
+const PROBE_AFTER: Duration = Duration::from_secs(5);
+const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// Connects to a member of the pool. `tls` applies to TCP; a socket file needs none.
 ///
@@ -73,11 +79,45 @@ async fn within_deadline<T>(work: impl Future<Output = io::Result<T>>) -> io::Re
 
 fn ready(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
-    rustix::net::sockopt::set_tcp_user_timeout(&stream, VANISHED_MS)?;
+    watch(&stream)?;
     Ok(stream)
+}
+
+/// Makes a connection fail about ten seconds after its peer has vanished without a word (cable, power), whether this side
+/// writes or only reads.
+///
+/// # Errors
+/// The operating system refuses an option of the socket.
+pub fn watch(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, PROBE_AFTER)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
+    sockopt::set_tcp_user_timeout(stream, VANISHED_MS)?;
+    Ok(())
 }
 
 fn split(stream: TcpStream) -> (Reader, Writer) {
     let (reader, writer) = stream.into_split();
     (Box::new(reader), Box::new(writer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn both_ends_are_probed_while_they_only_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let dialled = TcpStream::connect(listener.local_addr().expect("it is bound")).await.expect("it listens");
+        let (accepted, _) = listener.accept().await.expect("somebody dialled");
+        for stream in [dialled, accepted] {
+            let stream = ready(stream).expect("a new connection");
+            assert!(sockopt::socket_keepalive(&stream).expect("Linux says so"));
+            let first = sockopt::tcp_keepidle(&stream).expect("Linux says so");
+            let next = sockopt::tcp_keepintvl(&stream).expect("Linux says so");
+            let most = sockopt::tcp_user_timeout(&stream).expect("Linux says so");
+            assert_eq!((first, next, most), (PROBE_AFTER, PROBE_EVERY, VANISHED_MS));
+        }
+    }
 }

@@ -79,6 +79,8 @@ impl Connection {
     pub(super) async fn open(endpoint: &Endpoint, role: Role) -> Result<Self> {
         let opening = async {
             let stream = TcpStream::connect(&endpoint.0).await?;
+            // A subscriber sends nothing: without probes a server that vanished would be believed for ever.
+            penstock_link::watch(&stream)?;
             let mut connection =
                 Self { stream, zmtp: Zmtp::new(role, MESSAGE_BYTES_MAX), buffer: vec![0; READ_BYTES].into() };
             while !connection.zmtp.is_open() {

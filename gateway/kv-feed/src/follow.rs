@@ -1,5 +1,6 @@
 //! Task of a feed: connect, catch up by a replay, follow events, and start again when the connection is lost.
 
+use std::io::{Error, ErrorKind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,7 +17,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 /// Longest wait for a message before the task checks that the feed is still in use.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Silence after which a feed requests a replay, so that a peer that vanished is noticed.
+/// Silence after which a feed asks for a replay of its last batch, so that another process behind the address is noticed.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Least time between two replays of one feed, as a bound on the load by a publisher that keeps losing batches.
@@ -90,8 +91,7 @@ async fn session(feed: &Weak<Feed>) -> Option<std::io::Error> {
             Err(_) if heard.elapsed() < SILENCE_MAX => continue,
             Err(_) => {
                 let feed = feed.upgrade()?;
-                let next = feed.lock().order.next();
-                if let Err(error) = catch_up(&feed, next).await {
+                if let Err(error) = confirm(&feed).await {
                     return Some(error);
                 }
                 heard = Instant::now();
@@ -125,9 +125,24 @@ async fn take(feed: &Feed, message: &[Vec<u8>], replayed: &mut Option<Instant>) 
     }
 }
 
-/// Requests the batches from `from` on. Batches older than the server keeps are given up.
-async fn catch_up(feed: &Feed, from: u64) -> std::io::Result<()> {
-    let Some(endpoint) = &feed.config.replay else { return Ok(()) };
+/// Requests the last batch that was taken, and those after it. A server that has none of them is another process: what
+/// the feed knows is not about it.
+pub(super) async fn confirm(feed: &Feed) -> std::io::Result<()> {
+    let next = feed.lock().order.next();
+    let told = catch_up(feed, next.saturating_sub(1)).await?;
+    if next > 0 && told == Some(0) {
+        return Err(Error::new(
+            ErrorKind::ConnectionReset,
+            "the server does not know its last batch: it was started anew",
+        ));
+    }
+    Ok(())
+}
+
+/// Requests the batches from `from` on. Batches older than the server keeps are given up. Returns the number of batches
+/// that came; `None`: there is no endpoint for replays.
+async fn catch_up(feed: &Feed, from: u64) -> std::io::Result<Option<u64>> {
+    let Some(endpoint) = &feed.config.replay else { return Ok(None) };
     let mut count = 0;
     let told = replay(endpoint, from, |message| {
         if let Heard::Missing(_) = feed.hear(&message)
@@ -143,5 +158,5 @@ async fn catch_up(feed: &Feed, from: u64) -> std::io::Result<()> {
         tracing::warn!(provider = feed.id(), endpoint = %endpoint, %error, "KV events: replay failed");
     }
     feed.counts.replayed.fetch_add(count, Ordering::Relaxed);
-    outcome
+    outcome.map(|()| Some(count))
 }

@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 
+use super::follow::confirm;
 use super::{Endpoint, Feed, chain, start};
 use crate::KvEventsConfig;
 
@@ -180,6 +181,20 @@ async fn a_gap_is_filled_by_replay() {
     publisher.say(2, true);
     until("both blocks", || hit(&feed) == 3).await;
     assert_eq!(feed.state().gaps, 1);
+}
+
+#[tokio::test]
+async fn a_server_that_has_forgotten_its_last_batch_is_another_process() {
+    let publisher = Publisher::new().await;
+    let feed = publisher.feed(true);
+    confirm(&feed).await.expect("it has said nothing so far");
+    until_heard(&publisher, &feed).await;
+    publisher.say(0, true);
+    publisher.say(1, true);
+    until("two blocks", || hit(&feed) == 2).await;
+    confirm(&feed).await.expect("it is the same process");
+    publisher.kept.lock().expect("kept").truncate(1);
+    assert!(confirm(&feed).await.is_err(), "batch 1 was said and is not known");
 }
 
 #[tokio::test]

@@ -205,6 +205,7 @@ impl Actor {
                 key: self.config.key.clone(),
                 tls: self.config.tls.clone(),
                 gateway: self.gateway,
+                silence_max: self.config.give_up_after,
                 events: self.inputs.sender.clone(),
             };
             tasks.push(handle.spawn(keeper.run()));

@@ -120,7 +120,7 @@ pub struct PoolConfig {
     pub wait_loads: f64,
     /// Silence after which a worker is suspected; its requests move if another worker is ready.
     pub suspect_after: Duration,
-    /// Silence after which a worker is given up even if no other is ready.
+    /// Silence after which a worker is given up even if no other is ready, or while it loads.
     pub give_up_after: Duration,
     /// Silence after which a local process is killed and started again.
     pub kill_after: Duration,

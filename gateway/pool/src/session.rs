@@ -1,7 +1,7 @@
 //! A session with one worker: connect, handshake, then frames both ways until the session is lost; then the next one, without end.
 //!
 //! A session is lost at the end of the stream, at a gap in the worker's sequence numbers, at a frame that does not
-//! decode, or when the actor gives it up. No state of a lost session is used again: the next one starts from the
+//! decode, at a long silence of a worker that is not ready yet, or when the actor gives it up. No state of a lost session is used again: the next one starts from the
 //! worker's snapshot.
 
 use super::scaler::Action;
@@ -96,6 +96,8 @@ pub(super) struct Keeper {
     pub(super) tls: Option<Tls>,
     /// Random id of this gateway process, told to workers in the hello.
     pub(super) gateway: GatewayId,
+    /// Silence after which a worker that loads is given up. Once it is ready, the actor judges its silence.
+    pub(super) silence_max: Duration,
     pub(super) events: mpsc::Sender<Event>,
 }
 
@@ -179,6 +181,7 @@ impl Keeper {
     async fn listen(&self, mut frames: Frames, first: UpBody, link: Link) -> Ended {
         let worker = self.worker;
         let session = link.session;
+        let mut is_ready = false;
         let mut next = first;
         loop {
             let event = match next {
@@ -198,12 +201,15 @@ impl Keeper {
                     return Ended::new(Loss::GivenUp, "unexpected challenge frame in the middle of the session");
                 }
             };
+            is_ready |= matches!(event, Event::Ready { .. });
             if self.events.send(event).await.is_err() {
                 return Ended::new(Loss::GivenUp, "the gateway is shutting down");
             }
-            next = match frames.next().await {
-                Ok(body) => body,
-                Err(ended) => return ended,
+            let silence_max = if is_ready { Duration::MAX } else { self.silence_max };
+            next = match timeout(silence_max, frames.next()).await {
+                Ok(Ok(body)) => body,
+                Ok(Err(ended)) => return ended,
+                Err(_) => return Ended::new(Loss::GivenUp, "no sign of life while it loads its model"),
             };
         }
     }
@@ -278,4 +284,43 @@ async fn speak(mut outbox: mpsc::Receiver<Down>, mut writer: Writer) -> Ended {
     }
     // The actor dropped the link; the reading side decides when the session ends.
     std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::UnixListener;
+
+    /// Takes a connection, its hello unread, and reports progress with sequence number `number`.
+    async fn report(listener: &UnixListener, number: u64) -> tokio::net::UnixStream {
+        let (mut stream, _) = listener.accept().await.expect("the gateway dials");
+        let body = Some(UpBody::Loading(Loading { stage: "weights".into(), ..Loading::default() }));
+        let mut bytes = BytesMut::new();
+        codec::encode(&Up { sequence: number, body }, &mut bytes).expect("a small frame");
+        stream.write_all(&bytes).await.expect("the gateway reads");
+        stream
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_falls_silent_while_it_loads_is_dialled_again() {
+        let path = std::env::temp_dir().join(format!("pen-silent-{}.sock", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let address = format!("unix://{}", path.display()).parse().expect("an address");
+        let (events, mut heard) = mpsc::channel(8);
+        let (worker, gateway, silence_max) = (WorkerId(0), GatewayId(1), Duration::from_millis(100));
+        let keeper = Keeper { worker, address, key: None, tls: None, gateway, silence_max, events };
+        let running = tokio::spawn(keeper.run());
+        let told = async {
+            let _silent = report(&listener, 0).await;
+            assert!(matches!(heard.recv().await, Some(Event::Loading { .. })));
+            let Some(Event::Lost { loss, why, .. }) = heard.recv().await else { panic!("the session goes on") };
+            assert_eq!((loss, why.contains("no sign of life")), (Loss::GivenUp, true), "{why}");
+            let _again = report(&listener, 0).await;
+            assert!(matches!(heard.recv().await, Some(Event::Loading { .. })));
+        };
+        timeout(Duration::from_secs(40), told).await.expect("the worker is dialled again");
+        running.abort();
+        let _ = std::fs::remove_file(&path);
+    }
 }

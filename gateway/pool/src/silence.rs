@@ -45,7 +45,8 @@ impl Members {
         let member = &self[worker];
         let doubt = member.doubt_now(config, ahead, now);
         let moves = || member.link.is_some() && self.any_other(worker, Member::takes_requests);
-        let give_up = doubt == Doubt::GiveUp || doubt == Doubt::Suspect && moves();
+        // Without a link there is nothing to close: the session of a worker that loads ends by itself.
+        let give_up = member.link.is_some() && doubt == Doubt::GiveUp || doubt == Doubt::Suspect && moves();
         let is_running = member.process.as_ref().is_some_and(|process| process.is_running);
         Verdict {
             give_up,
@@ -59,6 +60,7 @@ impl Members {
 mod tests {
     use super::super::members::tests::{absent, connect};
     use super::*;
+    use penstock_proto::frames::Loading;
 
     const ONE: WorkerId = WorkerId(0);
     const TICK: Duration = Duration::from_millis(200);
@@ -83,6 +85,16 @@ mod tests {
         members[ONE].session = Session::Suspected;
         members[WorkerId(1)].state.draining = true;
         check(&members, config.suspect_after + MOMENT, Verdict::default());
+    }
+
+    #[test]
+    fn a_worker_that_loads_is_given_up_by_its_session_alone() {
+        let now = Instant::now();
+        let config = PoolConfig::new("a");
+        let mut members = absent(1, now);
+        members[ONE].loads(Loading::default(), now);
+        let verdict = members.judge(ONE, &config, 0.0, now + config.give_up_after + MOMENT);
+        assert_eq!(verdict, Verdict::default(), "or the log would say so at each tick");
     }
 
     #[test]
