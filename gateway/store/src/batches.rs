@@ -83,6 +83,9 @@ pub struct NewBatch {
     pub created: u64,
     /// Most open batches of the tenant, this one included.
     pub tenant_open_max: u64,
+    /// Most batches of the tenant, this one included. The oldest that have ended and whose files of results are gone make
+    /// room.
+    pub tenant_batches_max: u64,
     /// Most bytes of results that the tenant's batches may keep: a tenant with as many creates no further batch.
     pub tenant_output_bytes_max: u64,
 }
@@ -229,7 +232,8 @@ pub trait Batches: Send + Sync + 'static {
     /// Creates a batch. `None`: the tenant has no such input file.
     ///
     /// # Errors
-    /// [`StoreError::Quota`] if the tenant has too many open batches, or if its batches keep too many bytes.
+    /// [`StoreError::Quota`] if the tenant has too many batches, open or in all, or if its batches keep too many bytes;
+    /// [`StoreError::Full`] without room.
     async fn create_batch(&self, tenant: &Tenant, new: NewBatch) -> Result<Option<BatchRecord>, StoreError>;
 
     /// Reads one batch of the tenant; `None`: no such batch.
@@ -284,6 +288,11 @@ pub trait Batches: Send + Sync + 'static {
         bytes_max: usize,
     ) -> Result<Vec<(u32, Bytes)>, StoreError>;
 
-    /// Ends a batch, seals its files and deletes its lines, in one transaction. `false`: the batch had ended before.
+    /// Ends a batch and seals its files, in one transaction; its lines are deleted afterwards, in pieces. `false`: the batch
+    /// had ended before.
     async fn end_batch(&self, id: &BatchId, end: EndedBatch) -> Result<bool, StoreError>;
+
+    /// Deletes some batches that ended before `before` and whose files of results are gone, and some lines that ended
+    /// batches have left; returns the number of both.
+    async fn sweep_batches(&self, before: u64) -> Result<u64, StoreError>;
 }

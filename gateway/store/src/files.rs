@@ -87,7 +87,8 @@ pub trait Files: Send + Sync + 'static {
     /// Reads bytes of a sealed file; fewer than requested only at its end. `None`: no such file.
     async fn read(&self, tenant: &Tenant, id: &FileId, range: Range<u64>) -> Result<Option<Bytes>, StoreError>;
 
-    /// Deletes a file, sealed or not.
+    /// Deletes a file, sealed or not: it is gone for the tenant at once, and its content is deleted in pieces, by the sweeper
+    /// if not by this call.
     async fn delete_file(&self, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError>;
 
     /// Deletes some files that have expired and are not in use, and unsealed ones begun before `unsealed_before`;

@@ -64,6 +64,11 @@ macro_rules! id {
                 is_id(text, $prefix).then(|| Self(text.to_owned()))
             }
 
+            /// Returns true if the id has the form of those that [`random`](Self::random) makes; another service's seldom has.
+            pub fn is_own_form(&self) -> bool {
+                self.0.len() == $prefix.len() + RANDOM_BYTES * 4 / 3
+            }
+
             /// Id as clients see it, prefix included.
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -113,6 +118,7 @@ mod tests {
         let (first, second) = (FileId::random(), FileId::random());
         assert_ne!(first, second);
         assert_eq!(first.as_str().len(), "file-".len() + 24);
+        assert!(first.is_own_form() && !FileId::parse("file-68e5f2d1c0b4819a").expect("an id").is_own_form());
         assert_eq!(FileId::parse(first.as_str()), Some(first));
     }
 

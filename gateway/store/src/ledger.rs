@@ -17,6 +17,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -261,6 +262,13 @@ pub trait Ledger: Send + Sync + 'static {
     /// # Errors
     /// [`StoreError::Misuse`] for an invalid query: too many groups, one twice, `after` of another length.
     async fn usage(&self, query: &UsageQuery) -> Result<Listing<UsageRow>, StoreError>;
+
+    /// Sums as [`Self::usage`] does, for a caller that waits for `patience`: a sum of millions of entries takes longer than
+    /// other reads may.
+    async fn usage_within(&self, query: &UsageQuery, patience: Duration) -> Result<Listing<UsageRow>, StoreError> {
+        let _ = patience;
+        self.usage(query).await
+    }
 
     /// Deletes some settled entries that arrived before `before`; returns their number. Call again until 0.
     async fn sweep_entries(&self, before: u64) -> Result<u64, StoreError>;

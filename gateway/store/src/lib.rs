@@ -47,7 +47,7 @@ pub use batches::{
 };
 pub use cache::{CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache};
 pub use configs::{CONFIG_BYTES_MAX, ConfigRecord, Configs, NewConfig};
-pub use counters::{Ask, Begun, Counters, Grant, Kept, MemoryCounters, Settlement, Window};
+pub use counters::{ASKS_MAX, Ask, Begun, Counters, Grant, Kept, MemoryCounters, Settlement, Window, is_counter_name};
 pub use error::StoreError;
 pub use files::{CHUNK_BYTES_MAX, Deleted, FileRecord, Files, NewFile};
 pub use ids::{AuditId, BatchId, FileId, KeyId, ResponseId, Tenant, random as random_id};
@@ -105,6 +105,9 @@ pub trait Store:
     async fn resign(&self) -> Result<(), StoreError> {
         Ok(())
     }
+
+    /// Returns true if another process may be writing to the store: what is not there may be on its way.
+    fn is_shared(&self) -> bool;
 
     /// Counters of the store's own work since it was opened, for the metrics.
     fn stats(&self) -> Stats;

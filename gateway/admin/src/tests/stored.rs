@@ -36,6 +36,7 @@ async fn batch(store: &dyn Store, tenant: &Tenant, input: &FileId) -> BatchId {
         output_expires_after: None,
         created: 100,
         tenant_open_max: 9,
+        tenant_batches_max: 1000,
         tenant_output_bytes_max: 1 << 20,
     };
     store.create_batch(tenant, new).await.expect("made").expect("the file is there").id

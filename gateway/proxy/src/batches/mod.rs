@@ -53,6 +53,8 @@ const STORE_PAUSE: Duration = Duration::from_secs(5);
 const SWEEP: Duration = Duration::from_secs(60);
 /// Age after which the identity of an owner without open work is deleted, in seconds: longer than a batch may run.
 const IDENTITY_SECONDS: u64 = 7 * 86_400;
+/// Age after its end at which a batch without files of results is deleted, in seconds.
+const ENDED_SECONDS: u64 = 30 * 86_400;
 /// Age after which an unsealed file is deleted, in seconds: its writer is gone.
 const UNSEALED_SECONDS: u64 = 3600;
 
@@ -128,7 +130,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
             Ok(true) if Instant::now() >= sweep_at => {
                 sweep_at = Instant::now() + SWEEP;
                 if let Err(error) = sweep(&bench.gateway, keeper).await {
-                    tracing::warn!(%error, "expired ledger entries, audit events, files and responses could not be deleted");
+                    tracing::warn!(%error, "expired ledger entries, audit events, files, batches and responses could not be deleted");
                 }
             }
             Ok(_) => {}
@@ -206,6 +208,7 @@ async fn sweep(gateway: &Gateway, keeper: &Keeper) -> Result<(), StoreError> {
         while keeper.store.sweep_audit(before).await? > 0 {}
     }
     while keeper.store.sweep_files(now, now.saturating_sub(UNSEALED_SECONDS)).await? > 0 {}
+    while keeper.store.sweep_batches(now.saturating_sub(ENDED_SECONDS)).await? > 0 {}
     while keeper.store.sweep_responses(now).await? > 0 {}
     keeper.store.sweep_identities(now.saturating_sub(IDENTITY_SECONDS)).await?;
     Ok(())

@@ -232,6 +232,7 @@ fn new_batch(input: FileId, expires: u64) -> NewBatch {
         output_expires_after: None,
         created: unix_seconds(),
         tenant_open_max: 100,
+        tenant_batches_max: 1000,
         tenant_output_bytes_max: 1 << 30,
     }
 }

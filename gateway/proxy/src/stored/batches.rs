@@ -18,6 +18,8 @@ use penstock_base::error::Failure;
 
 /// Completion windows that a batch can ask for, with their seconds.
 const WINDOWS: [(&str, u64); 1] = [("24h", 24 * 3600)];
+/// Most batches of one key, in whatever state.
+pub(super) const BATCHES_MAX: u64 = 10_000;
 /// Most entries of a batch's `metadata`.
 const METADATA_MAX: usize = 16;
 
@@ -81,6 +83,7 @@ fn read(bytes: &[u8], created: u64, bounds: &BatchesConfig) -> Result<NewBatch, 
         output_expires_after,
         created,
         tenant_open_max: bounds.open_max,
+        tenant_batches_max: BATCHES_MAX,
         tenant_output_bytes_max: bounds.key_output_bytes_max,
     })
 }

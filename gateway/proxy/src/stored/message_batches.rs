@@ -18,6 +18,7 @@ use penstock_types::{ApiError, Bounds};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::batches::BATCHES_MAX;
 use super::{Visit, absent, answer, failed, files};
 use crate::batch_text::{MESSAGE_BATCH, MESSAGES, Tally, message_request};
 use crate::handler::{End, decoded, read_body};
@@ -172,6 +173,7 @@ pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
         output_expires_after: Some(RESULT_SECONDS),
         created: now,
         tenant_open_max: config.batches.open_max,
+        tenant_batches_max: BATCHES_MAX,
         tenant_output_bytes_max: config.batches.key_output_bytes_max,
     };
     let made = store.create_batch(&visit.tenant, new).await;

@@ -16,6 +16,7 @@ pub(super) async fn all(store: &dyn Store) {
     a_batch_lives_from_creation_to_end(store).await;
     a_result_counts_once(store).await;
     batches_are_cancelled_and_bounded(store).await;
+    old_batches_make_place(store).await;
     the_operator_sees_what_tenants_own(store).await;
     responses_make_conversations(store).await;
     old_responses_make_room(store).await;
@@ -159,6 +160,7 @@ fn new_batch(input: &FileId) -> NewBatch {
         output_expires_after: None,
         created: 100,
         tenant_open_max: 100,
+        tenant_batches_max: 1000,
         tenant_output_bytes_max: 1 << 30,
     }
 }
@@ -352,6 +354,51 @@ async fn batches_are_cancelled_and_bounded(store: &dyn Store) {
     let end =
         EndedBatch { status: BatchStatus::Cancelled, output: None, errors: None, faults: String::new(), now: 130 };
     assert_eq!(store.end_batch(&open, end).await, Ok(true));
+}
+
+/// Ends a batch with a file of results, or as failed without one.
+async fn ended(store: &dyn Store, tenant: &Tenant, id: &BatchId, has_output: bool, now: u64) -> Option<FileId> {
+    let mut output = None;
+    if has_output {
+        let file = store.begin_file(tenant, new_file("batch_output", 2)).await.expect("begun");
+        store.append(tenant, &file, 0, Bytes::from_static(b"ok")).await.expect("appended");
+        output = Some(file);
+    }
+    let status = if has_output { BatchStatus::Completed } else { BatchStatus::Failed };
+    let end = EndedBatch { status, output: output.clone(), errors: None, faults: String::new(), now };
+    assert_eq!(store.end_batch(id, end).await, Ok(true));
+    output
+}
+
+/// Batches without results make place for others of their tenant, and go when they are old; those with results stay.
+async fn old_batches_make_place(store: &dyn Store) {
+    let (tenant, other) = (Tenant::new("places"), Tenant::new("places-other"));
+    let input = put(store, &tenant, "batch", b"x").await;
+    let create = async || store.create_batch(&tenant, NewBatch { tenant_batches_max: 3, ..new_batch(&input) }).await;
+    let is_there = async |id: &BatchId| store.batch(&tenant, id).await.expect("read").is_some();
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(create().await.expect("made").expect("the file is there").id);
+    }
+    assert_eq!(create().await, Err(StoreError::Quota { used: 4, max: 3 }), "all are open");
+    let output = ended(store, &tenant, &ids[0], true, 1000).await.expect("a file");
+    assert_eq!(create().await, Err(StoreError::Quota { used: 4, max: 3 }), "its results are there");
+    ended(store, &tenant, &ids[1], false, 1000).await;
+    let next = create().await.expect("made").expect("the file is there").id;
+    assert_eq!([is_there(&ids[0]).await, is_there(&ids[1]).await, is_there(&next).await], [true, false, true]);
+
+    let (old, young) = (running(store, &other, 300).await, running(store, &other, 1).await);
+    ended(store, &other, &old, false, 1000).await;
+    ended(store, &other, &young, false, 2000).await;
+    let sweep = async || while store.sweep_batches(1500).await.expect("swept") > 0 {};
+    sweep().await;
+    assert_eq!(store.batch(&other, &old).await, Ok(None));
+    assert!(
+        store.batch(&other, &young).await.expect("read").is_some() && is_there(&ids[0]).await && is_there(&next).await
+    );
+    assert_eq!(store.delete_file(&tenant, &output).await, Ok(Deleted::Yes));
+    sweep().await;
+    assert!(!is_there(&ids[0]).await, "its results are gone");
 }
 
 fn response(id: &ResponseId, previous: Option<&ResponseId>, input: &str, output: &str) -> ResponseRecord {

@@ -29,8 +29,9 @@ use crate::StoreError;
 
 /// Largest amount; a larger maximum means no bound. Stores compute in doubles (Lua), which are exact up to here.
 pub const AMOUNT_MAX: u64 = (1 << 53) - 1;
-/// Most asks in one call of [`Counters::take`]; more are refused as misuse.
-pub const ASKS_MAX: usize = 64;
+/// Most asks in one call of [`Counters::take`]; more are refused as misuse. A request asks for each measure of each of
+/// its limits, for up to eight keys of a chain.
+pub const ASKS_MAX: usize = 1024;
 /// Longest name of a counter or a holder, in bytes.
 pub const COUNTER_NAME_BYTES_MAX: usize = 512;
 
@@ -227,10 +228,15 @@ pub(crate) fn check_settlements(holder: &str, nth: u64, settlements: &[Settlemen
     Ok(())
 }
 
+/// Returns true if a counter or a holder can have the name.
+pub fn is_counter_name(name: &str) -> bool {
+    name.len() <= COUNTER_NAME_BYTES_MAX && !name.contains('\0')
+}
+
 fn check_names<'a>(holder: &str, counters: impl Iterator<Item = (&'a String, Window)>) -> Result<(), StoreError> {
     let mut seen = std::collections::HashSet::new();
     for (name, window) in counters {
-        if name.len() > COUNTER_NAME_BYTES_MAX || name.contains('\0') {
+        if !is_counter_name(name) {
             return Err(StoreError::Misuse("a counter of that name"));
         }
         if window.start > AMOUNT_MAX || window.seconds > AMOUNT_MAX {
@@ -240,7 +246,7 @@ fn check_names<'a>(holder: &str, counters: impl Iterator<Item = (&'a String, Win
             return Err(StoreError::Misuse("a counter that is named twice"));
         }
     }
-    if holder.is_empty() || holder.len() > COUNTER_NAME_BYTES_MAX || holder.contains('\0') {
+    if holder.is_empty() || !is_counter_name(holder) {
         return Err(StoreError::Misuse("a holder of that name"));
     }
     if seen.len() > ASKS_MAX { Err(StoreError::Misuse("too many counters at once")) } else { Ok(()) }

@@ -8,7 +8,7 @@ use super::Postgres;
 use super::files::{self, lock_tenant};
 use super::held::{Held, Values, cell, int, maybe, number, odd};
 use crate::json::to_json;
-use crate::sql::{direction, listing};
+use crate::sql::{BATCHES_PIECE, LINES_PIECE, direction, is_spent, left_lines, listing};
 use crate::{
     BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, Deleted, EndedBatch, FileId, Line,
     LineResult, Listed, Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
@@ -67,6 +67,7 @@ async fn create(held: &mut Held, tenant: &Tenant, new: &NewBatch) -> Result<Opti
     if open + 1 > new.tenant_open_max {
         return Err(StoreError::Quota { used: open + 1, max: new.tenant_open_max });
     }
+    make_place(held, tenant, new.tenant_batches_max).await?;
     let kept = output_bytes(held, tenant).await?;
     if kept >= new.tenant_output_bytes_max {
         return Err(StoreError::Quota { used: kept.saturating_add(1), max: new.tenant_output_bytes_max });
@@ -91,11 +92,31 @@ async fn create(held: &mut Held, tenant: &Tenant, new: &NewBatch) -> Result<Opti
     held.one(&sql, values).await?.as_ref().map(record).transpose()
 }
 
+/// Makes a place for another batch of the tenant among at most `max`.
+async fn make_place(held: &mut Held, tenant: &Tenant, max: u64) -> Result<(), StoreError> {
+    let sql = "SELECT count(*) FROM penstock.batches WHERE tenant = $1";
+    let count = held.one(sql, &[&tenant.as_str()]).await?.map_or(Ok(0), |row| number(&row, 0))?;
+    let excess = (count + 1).saturating_sub(max);
+    if excess == 0 {
+        return Ok(());
+    }
+    let sql = format!(
+        "DELETE FROM penstock.batches WHERE seq IN (
+           SELECT seq FROM penstock.batches WHERE tenant = $1 AND {} ORDER BY seq LIMIT $2)",
+        is_spent("penstock.", "NOT is_open")
+    );
+    match held.execute(&sql, &[&tenant.as_str(), &int(excess)]).await? >= excess {
+        true => Ok(()),
+        false => Err(StoreError::Quota { used: count + 1, max }),
+    }
+}
+
 /// Bytes of files of results, and of results that will be files: each of them has a line end there.
 async fn output_bytes(held: &mut Held, tenant: &Tenant) -> Result<u64, StoreError> {
     let sql = "SELECT (
         (SELECT coalesce(sum(files.bytes), 0) FROM penstock.batches
-         JOIN penstock.files ON files.id IN (batches.output, batches.errors) WHERE batches.tenant = $1)
+         JOIN penstock.files ON files.id IN (batches.output, batches.errors) AND files.tenant = $1
+         WHERE batches.tenant = $1)
         + (SELECT coalesce(sum(result_bytes + completed + failed), 0) FROM penstock.batches
            WHERE tenant = $1 AND is_open))::bigint";
     let row = held.one(sql, &[&tenant.as_str()]).await?.ok_or_else(odd)?;
@@ -114,35 +135,52 @@ async fn cancel(held: &mut Held, tenant: &Tenant, id: &BatchId, now: u64) -> Res
     Ok(find(held, tenant, id, "").await?.map_or(Cancelled::Absent, Cancelled::Yes))
 }
 
-async fn remove(held: &mut Held, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError> {
-    let Some(batch) = find(held, tenant, id, "FOR UPDATE").await? else { return Ok(Deleted::Absent) };
+/// Deletes a batch that has ended, within the open transaction; returns the row numbers of its files, to be purged.
+async fn remove(held: &mut Held, tenant: &Tenant, id: &BatchId) -> Result<(Deleted, Vec<i64>), StoreError> {
+    let Some(batch) = find(held, tenant, id, "FOR UPDATE").await? else { return Ok((Deleted::Absent, Vec::new())) };
     if !batch.status.is_end() {
-        return Ok(Deleted::InUse);
+        return Ok((Deleted::InUse, Vec::new()));
     }
+    let mut doomed = Vec::new();
     for file in [Some(&batch.input), batch.output.as_ref(), batch.errors.as_ref()].into_iter().flatten() {
-        files::delete(held, tenant, file).await?;
+        doomed.extend(files::doom(held, tenant, file).await?.1);
     }
     held.execute("DELETE FROM penstock.batches WHERE id = $1", &[&id.as_str()]).await?;
-    Ok(Deleted::Yes)
+    Ok((Deleted::Yes, doomed))
 }
 
-async fn end(held: &mut Held, id: &BatchId, end: &EndedBatch) -> Result<bool, StoreError> {
+/// Ends a batch within the open transaction; returns its row number. `None`: it had ended before.
+async fn end(held: &mut Held, id: &BatchId, end: &EndedBatch) -> Result<Option<i64>, StoreError> {
     let sql = "SELECT seq, status, tenant FROM penstock.batches WHERE id = $1 FOR UPDATE";
     let row = held.one(sql, &[&id.as_str()]).await?.ok_or(StoreError::Misuse("a batch that is not there"))?;
     let seq: i64 = cell(&row, 0)?;
     if BatchStatus::parse(cell(&row, 1)?).ok_or_else(odd)?.is_end() {
-        return Ok(false);
+        return Ok(None);
     }
     let tenant = Tenant::new(cell(&row, 2)?);
     for file in [&end.output, &end.errors].into_iter().flatten() {
         files::seal(held, &tenant, file).await?;
     }
-    held.execute("DELETE FROM penstock.batch_lines WHERE batch = $1", &[&seq]).await?;
     let sql = "UPDATE penstock.batches SET is_open = false, total = greatest(total, completed + failed), status = $2, \
                output = $3, errors = $4, faults = $5, ended = $6 WHERE seq = $1";
     let (output, errors) = (end.output.as_ref().map(FileId::as_str), end.errors.as_ref().map(FileId::as_str));
     held.execute(sql, &[&seq, &end.status.name(), &output, &errors, &end.faults, &int(end.now)]).await?;
-    Ok(true)
+    Ok(Some(seq))
+}
+
+/// Deletes the lines of a batch that has ended, in pieces, each within the deadline of a statement; returns their number.
+async fn purge(held: &mut Held, seq: i64) -> Result<u64, StoreError> {
+    let sql = format!(
+        "DELETE FROM penstock.batch_lines WHERE batch = $1
+         AND line IN (SELECT line FROM penstock.batch_lines WHERE batch = $1 LIMIT {LINES_PIECE})"
+    );
+    let mut count = 0;
+    loop {
+        match held.execute(&sql, &[&seq]).await? {
+            0 => return Ok(count),
+            deleted => count += deleted,
+        }
+    }
 }
 
 /// Lines as one JSON value: a list of objects with line, custom_id, at and bytes.
@@ -193,10 +231,15 @@ impl Batches for Postgres {
     async fn delete_batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError> {
         let mut held = self.held().await?;
         held.begin().await?;
-        match remove(&mut held, tenant, id).await {
-            Ok(deleted) => held.commit().await.map(|()| deleted),
-            Err(error) => held.undo(Err(error)).await,
+        let (deleted, doomed) = match remove(&mut held, tenant, id).await {
+            Ok(removed) => held.commit().await.map(|()| removed)?,
+            Err(error) => return held.undo(Err(error)).await,
+        };
+        for seq in doomed {
+            // The sweeper deletes what is left after a failure.
+            let _ = files::purge(&mut held, seq).await;
         }
+        Ok(deleted)
     }
 
     async fn cancel_batch(&self, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError> {
@@ -315,9 +358,30 @@ impl Batches for Postgres {
     async fn end_batch(&self, id: &BatchId, how: EndedBatch) -> Result<bool, StoreError> {
         let mut held = self.held().await?;
         held.begin().await?;
-        match end(&mut held, id, &how).await {
-            Ok(ended) => held.commit().await.map(|()| ended),
-            Err(error) => held.undo(Err(error)).await,
+        let ended = match end(&mut held, id, &how).await {
+            Ok(ended) => held.commit().await.map(|()| ended)?,
+            Err(error) => return held.undo(Err(error)).await,
+        };
+        if let Some(seq) = ended {
+            // The batch has ended whatever becomes of this: the sweeper deletes what is left.
+            let _ = purge(&mut held, seq).await;
         }
+        Ok(ended.is_some())
+    }
+
+    async fn sweep_batches(&self, before: u64) -> Result<u64, StoreError> {
+        let mut held = self.held().await?;
+        let sql = format!(
+            "DELETE FROM penstock.batches WHERE seq IN (
+               SELECT seq FROM penstock.batches WHERE {} AND ended < $1 LIMIT {BATCHES_PIECE} FOR UPDATE SKIP LOCKED)",
+            is_spent("penstock.", "NOT is_open")
+        );
+        let batches = held.execute(&sql, &[&int(before)]).await?;
+        let left = held.one(&left_lines("penstock."), &[]).await?;
+        let lines = match left {
+            Some(row) => purge(&mut held, cell(&row, 0)?).await?,
+            None => 0,
+        };
+        Ok(batches + lines)
     }
 }

@@ -33,7 +33,7 @@ impl Counters for Postgres {
             })
         };
         let asks = to_json(&asks.iter().map(ask).collect::<Vec<_>>())?;
-        let sql = "SELECT granted, leased, used FROM penstock.take_2($1, $2, $3::text::jsonb, $4, $5) ORDER BY nth";
+        let sql = "SELECT granted, leased, used FROM penstock.take_3($1, $2, $3::text::jsonb, $4, $5) ORDER BY nth";
         let word = int(self.words.of(holder));
         let rows = self.held().await?.change(sql, &[&holder, &word, &asks, &whole, &int(now)]).await?;
         let grant = |row| Ok(Grant { granted: number(row, 0)?, leased: number(row, 1)?, used: number(row, 2)? });

@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 
 use super::Postgres;
 use super::held::{Held, cell, int, maybe, number, odd};
-use crate::sql::{direction, listing};
+use crate::sql::{CHUNKS_PIECE, GONE, direction, listing};
 use crate::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, Files, Listing, NewFile, Page, StoreError, Tenant};
 
 pub(super) const COLUMNS: &str = "id, purpose, name, bytes, created, expires";
@@ -69,18 +69,30 @@ async fn append(held: &mut Held, tenant: &Tenant, id: &FileId, at: u64, bytes: &
     Ok(())
 }
 
-pub(super) async fn delete(held: &mut Held, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError> {
+/// Takes a file from its tenant, within the open transaction; [`purge`] deletes it afterwards by the row number.
+pub(super) async fn doom(held: &mut Held, tenant: &Tenant, id: &FileId) -> Result<(Deleted, Option<i64>), StoreError> {
     let found = match place(held, tenant, id, true).await? {
         Some(found) => Some(found),
         None => place(held, tenant, id, false).await?,
     };
-    let Some((seq, _)) = found else { return Ok(Deleted::Absent) };
+    let Some((seq, _)) = found else { return Ok((Deleted::Absent, None)) };
     let used = "SELECT EXISTS (SELECT 1 FROM penstock.batches WHERE is_open AND input = $1)";
     if held.is(used, &[&id.as_str()]).await? {
-        return Ok(Deleted::InUse);
+        return Ok((Deleted::InUse, None));
     }
-    held.execute("DELETE FROM penstock.files WHERE seq = $1", &[&seq]).await?;
-    Ok(Deleted::Yes)
+    let sql = "UPDATE penstock.files SET tenant = $2, sealed = false, expires = 0 WHERE seq = $1";
+    held.execute(sql, &[&seq, &GONE]).await?;
+    Ok((Deleted::Yes, Some(seq)))
+}
+
+/// Deletes a doomed file in pieces, each within the deadline of a statement, however large the file is.
+pub(super) async fn purge(held: &mut Held, seq: i64) -> Result<(), StoreError> {
+    let piece = format!(
+        "DELETE FROM penstock.file_chunks WHERE file = $1
+         AND at IN (SELECT at FROM penstock.file_chunks WHERE file = $1 LIMIT {CHUNKS_PIECE})"
+    );
+    while held.execute(&piece, &[&seq]).await? > 0 {}
+    held.execute("DELETE FROM penstock.files WHERE seq = $1 AND tenant = $2", &[&seq, &GONE]).await.map(drop)
 }
 
 /// Joins the chunks that cover a range to its bytes.
@@ -188,17 +200,27 @@ impl Files for Postgres {
     async fn delete_file(&self, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError> {
         let mut held = self.held().await?;
         held.begin().await?;
-        match delete(&mut held, tenant, id).await {
-            Ok(deleted) => held.commit().await.map(|()| deleted),
-            Err(error) => held.undo(Err(error)).await,
+        let (deleted, seq) = match doom(&mut held, tenant, id).await {
+            Ok(doomed) => held.commit().await.map(|()| doomed)?,
+            Err(error) => return held.undo(Err(error)).await,
+        };
+        if let Some(seq) = seq {
+            // The sweeper deletes what is left after a failure.
+            let _ = purge(&mut held, seq).await;
         }
+        Ok(deleted)
     }
 
     async fn sweep_files(&self, now: u64, unsealed_before: u64) -> Result<u64, StoreError> {
-        let sql = "DELETE FROM penstock.files WHERE seq IN (
+        let sql = "UPDATE penstock.files SET tenant = $4, sealed = false, expires = 0 WHERE seq IN (
                      SELECT seq FROM penstock.files WHERE (expires <= $1 OR (NOT sealed AND created < $2))
                      AND NOT EXISTS (SELECT 1 FROM penstock.batches WHERE is_open AND input = files.id)
-                     LIMIT $3 FOR UPDATE SKIP LOCKED)";
-        self.held().await?.execute(sql, &[&int(now), &int(unsealed_before), &SWEEP_MAX]).await
+                     LIMIT $3 FOR UPDATE SKIP LOCKED) RETURNING seq";
+        let mut held = self.held().await?;
+        let doomed = held.change(sql, &[&int(now), &int(unsealed_before), &SWEEP_MAX, &GONE]).await?;
+        for row in &doomed {
+            purge(&mut held, cell(row, 0)?).await?;
+        }
+        Ok(doomed.len() as u64)
     }
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use deadpool_postgres::{Object, Pool, PoolError};
+use deadpool_postgres::{HookError, Object, Pool, PoolError};
 use tokio::time::timeout;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
@@ -51,6 +51,8 @@ pub(super) struct Held {
     client: Option<Object>,
     counts: Arc<Counts>,
     began: Instant,
+    /// Time limit for the answer to a statement.
+    patience: Duration,
     /// True if a statement awaits its answer.
     waits: bool,
     /// True if a transaction is open on the connection.
@@ -60,10 +62,19 @@ pub(super) struct Held {
 impl Held {
     pub(super) async fn from_pool(pool: &Pool, counts: &Arc<Counts>) -> Result<Self, StoreError> {
         let client = pool.get().await.map_err(|error| counts.error(unreachable(&error)))?;
-        Ok(Self { client: Some(client), counts: counts.clone(), began: Instant::now(), waits: false, open: false })
+        let (began, patience) = (Instant::now(), ANSWER_TIMEOUT);
+        Ok(Self { client: Some(client), counts: counts.clone(), began, patience, waits: false, open: false })
     }
 
-    /// Runs `work` on the connection, within the answer timeout.
+    /// Sets the time limit of the further statements of the open transaction, here and at the server.
+    pub(super) async fn wait_for(&mut self, patience: Duration) -> Result<(), StoreError> {
+        // The server gives up later than the caller, as for other statements.
+        self.batch(&format!("SET LOCAL statement_timeout = {}", 2 * patience.as_millis())).await?;
+        self.patience = patience;
+        Ok(())
+    }
+
+    /// Runs `work` on the connection, within the time limit.
     async fn run<T>(
         &mut self,
         work: impl AsyncFnOnce(&Object) -> Result<T, tokio_postgres::Error>,
@@ -72,7 +83,7 @@ impl Held {
             return Err(StoreError::Broken("its connection was given up".into()));
         };
         self.waits = true;
-        let answered = timeout(ANSWER_TIMEOUT, work(client)).await;
+        let answered = timeout(self.patience, work(client)).await;
         let result = match answered {
             Ok(done) => {
                 self.waits = false;
@@ -133,7 +144,7 @@ impl Held {
 
     pub(super) async fn commit(&mut self) -> Result<(), StoreError> {
         self.batch("COMMIT").await?;
-        self.open = false;
+        (self.open, self.patience) = (false, ANSWER_TIMEOUT);
         self.committed();
         Ok(())
     }
@@ -165,7 +176,16 @@ fn unreachable(error: &PoolError) -> StoreError {
     match error {
         PoolError::Timeout(_) => StoreError::Busy,
         PoolError::Backend(error) => fault(error),
+        PoolError::PostCreateHook(error) => unprepared(error),
         other => StoreError::Broken(other.to_string()),
+    }
+}
+
+/// Maps an error of the settings of a new connection.
+pub(super) fn unprepared(error: &HookError) -> StoreError {
+    match error {
+        HookError::Backend(error) => fault(error),
+        HookError::Message(_) => StoreError::Busy,
     }
 }
 

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::Serialize;
@@ -238,6 +239,21 @@ impl Ledger for Postgres {
     async fn usage(&self, query: &UsageQuery) -> Result<Listing<UsageRow>, StoreError> {
         check_usage(query)?;
         let rows = self.found(WORDS.usage(query)).await?;
+        let rows = rows.iter().map(|row| usage_row(row, query.groups.len())).collect::<Result<_, _>>()?;
+        Ok(listing(rows, query.limit))
+    }
+
+    async fn usage_within(&self, query: &UsageQuery, patience: Duration) -> Result<Listing<UsageRow>, StoreError> {
+        check_usage(query)?;
+        let Question { sql, values, .. } = WORDS.usage(query);
+        let values = owned(values);
+        let mut held = self.held().await?;
+        held.begin().await?;
+        held.wait_for(patience).await?;
+        let rows = match held.query(&sql, &refer(&values)).await {
+            Ok(rows) => held.commit().await.map(|()| rows)?,
+            Err(error) => return held.undo(Err(error)).await,
+        };
         let rows = rows.iter().map(|row| usage_row(row, query.groups.len())).collect::<Result<_, _>>()?;
         Ok(listing(rows, query.limit))
     }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket};
 
 use super::held::fault;
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, Connector};
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, Connector, session};
 use crate::{StoreError, home};
 
 /// Notification channel of all changes of the directory.
@@ -81,7 +81,9 @@ async fn connect_and(connector: &Connector, changed: Option<Arc<Notify>>) -> Res
         Ok(client)
     };
     let made = home::at(&connector.home, timeout(CONNECT_TIMEOUT, connecting)).await.map_err(|_| StoreError::Busy)?;
-    made.map_err(|error: tokio_postgres::Error| fault(&error))
+    let client = made.map_err(|error: tokio_postgres::Error| fault(&error))?;
+    session::begin(&client).await?;
+    Ok(client)
 }
 
 /// Drives a connection until it ends, which is when its client is dropped.

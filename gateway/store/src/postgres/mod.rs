@@ -4,7 +4,7 @@
 //! answered in time, or that was left within a transaction, is closed and not reused. SQLite serializes writes by its
 //! single writer; here locks do so: a row is locked before it is judged, a tenant's quota is counted under an advisory
 //! lock, and every change of the directory locks its version first, so versions become visible in order. `lead` is an
-//! advisory lock held by its own connection.
+//! advisory lock held by its own connection. The server ends the sessions of a gateway that is lost (`session`).
 //!
 //! The URL contains a password: it appears in no error, no log and no `Debug` output.
 
@@ -23,12 +23,13 @@ mod people;
 mod responses;
 mod schema;
 mod secrets;
+mod session;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Hook, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -65,7 +66,7 @@ pub struct Postgres {
     pool: Pool,
     counts: Arc<Counts>,
     connector: Connector,
-    leader: Mutex<Option<Client>>,
+    leader: Mutex<Option<Arc<Client>>>,
     listener: Listener,
     words: Words,
 }
@@ -121,6 +122,7 @@ impl Postgres {
             .create_timeout(Some(CONNECT_TIMEOUT))
             .recycle_timeout(Some(CONNECT_TIMEOUT))
             .runtime(Runtime::Tokio1)
+            .post_create(Hook::async_fn(|client, _| Box::pin(session::begin_pooled(client))))
             .build()
             .map_err(|error| StoreError::Broken(error.to_string()))?;
         let store = Self {
@@ -161,6 +163,8 @@ impl Store for Postgres {
         }
         let client = listen::connect(&self.connector).await?;
         if holds_lock(&client, &format!("SELECT pg_try_advisory_lock({LEADER_LOCK})")).await {
+            let client = Arc::new(client);
+            session::keep(&client, &self.connector.home).await?;
             *leader = Some(client);
         }
         Ok(leader.is_some())
@@ -173,6 +177,10 @@ impl Store for Postgres {
             holds_lock(&client, &sql).await;
         }
         Ok(())
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     fn stats(&self) -> Stats {

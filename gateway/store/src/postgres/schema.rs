@@ -1,12 +1,17 @@
 //! Schema in versions that only add: a gateway of the previous version keeps working while this one starts.
 
+use std::time::Duration;
+
 use super::held::{Held, cell};
 use crate::StoreError;
 
+/// Time limit for one version of the schema, and for another gateway that migrates.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Statements that lead from the version of their index to the next. Never changed once released; new ones are
 /// appended.
-const VERSIONS: [&str; 11] =
-    [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED, OBJECTS, SECRETS, RESULTS];
+const VERSIONS: [&str; 12] =
+    [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED, OBJECTS, SECRETS, RESULTS, SWEPT];
 
 /// Tables of files, batches and responses.
 const KEPT: &str = "
@@ -467,9 +472,49 @@ const RESULTS: &str = "
         (SELECT coalesce(sum(octet_length(result)), 0) FROM penstock.batch_lines WHERE batch = batches.seq) WHERE is_open;
 ";
 
+/// Removal of rows that nobody needs: counters that never end and count nothing (`take_3`, about one call in 200), sums of
+/// tenants without responses, and, by an index, batches that ended long ago.
+const SWEPT: &str = r"
+    CREATE INDEX counters_endless ON penstock.counters (name) WHERE seconds = 0;
+
+    CREATE FUNCTION penstock.take_3(c_holder text, c_word bigint, c_asks jsonb, c_whole boolean, c_now bigint)
+    RETURNS TABLE (nth bigint, granted bigint, leased bigint, used bigint) LANGUAGE plpgsql AS $$
+    BEGIN
+        RETURN QUERY SELECT t.nth, t.granted, t.leased, t.used FROM penstock.take_2(c_holder, c_word, c_asks, c_whole, c_now) t;
+        IF random() < 0.005 THEN
+            DELETE FROM penstock.counters WHERE (name, start, seconds) IN (
+                SELECT c.name, c.start, c.seconds FROM penstock.counters c
+                WHERE c.seconds = 0 AND c.spent = 0
+                  AND NOT EXISTS (SELECT FROM jsonb_each(c.leases) one WHERE (one.value->>'u')::bigint > c_now)
+                LIMIT 1000 FOR UPDATE SKIP LOCKED);
+        END IF;
+    END
+    $$;
+
+    CREATE OR REPLACE FUNCTION penstock.response_counted_1() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF TG_OP = 'INSERT' THEN
+            INSERT INTO penstock.response_sums AS s (tenant, responses, bytes) VALUES (NEW.tenant, 1, NEW.bytes)
+                ON CONFLICT (tenant) DO UPDATE SET responses = s.responses + 1, bytes = s.bytes + excluded.bytes;
+        ELSIF TG_OP = 'UPDATE' THEN
+            UPDATE penstock.response_sums SET bytes = bytes - OLD.bytes + NEW.bytes WHERE tenant = NEW.tenant;
+        ELSE
+            UPDATE penstock.response_sums SET responses = responses - 1, bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant;
+            DELETE FROM penstock.response_sums WHERE tenant = OLD.tenant AND responses <= 0;
+        END IF;
+        RETURN NULL;
+    END
+    $$;
+    DELETE FROM penstock.response_sums WHERE responses <= 0;
+
+    CREATE INDEX batches_ended ON penstock.batches (ended) WHERE NOT is_open;
+";
+
 /// Migrates the database to the newest version. A newer database is used as it is, since versions only add.
 pub(super) async fn migrate(held: &mut Held) -> Result<(), StoreError> {
     held.begin().await?;
+    // Tables may be large, and another gateway may be migrating them.
+    held.wait_for(MIGRATION_TIMEOUT).await?;
     // One gateway migrates at a time; the lock ends with the transaction.
     held.batch("SELECT pg_advisory_xact_lock(7365998)").await?;
     held.batch(

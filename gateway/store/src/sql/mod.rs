@@ -32,3 +32,34 @@ pub(crate) fn direction(order: Order) -> (&'static str, &'static str) {
         Order::Descending => ("DESC", "<"),
     }
 }
+
+/// Tenant of a file that its own has deleted, while its content is being deleted in pieces. Such a file is unsealed and
+/// has expired, so it is found by the sweeper, also by that of the version before.
+pub(crate) const GONE: &str = "\u{1}deleted";
+/// Most lines of a batch deleted in one transaction, which delays other writes: a result may have megabytes.
+pub(crate) const LINES_PIECE: u32 = 128;
+/// Most chunks of a file deleted in one transaction: 8 MiB.
+pub(crate) const CHUNKS_PIECE: u32 = 32;
+/// Most batches deleted in one transaction.
+pub(crate) const BATCHES_PIECE: u32 = 100;
+
+/// Query for the row number of a batch that has ended and has left lines. Cost: one look-up per batch with lines.
+pub(crate) fn left_lines(schema: &str) -> String {
+    format!(
+        "WITH RECURSIVE those (batch) AS (
+           SELECT min(batch) FROM {schema}batch_lines
+           UNION ALL
+           SELECT (SELECT min(batch) FROM {schema}batch_lines WHERE batch > those.batch) FROM those WHERE batch IS NOT NULL)
+         SELECT batch FROM those WHERE batch IS NOT NULL
+           AND NOT EXISTS (SELECT 1 FROM {schema}batches WHERE seq = those.batch AND is_open) LIMIT 1"
+    )
+}
+
+/// Condition that a batch has ended (`ended`, in the words of the index of such batches), and that its files of results
+/// are gone.
+pub(crate) fn is_spent(schema: &str, ended: &str) -> String {
+    format!(
+        "{ended} AND NOT EXISTS (SELECT 1 FROM {schema}files
+         WHERE files.id IN (batches.output, batches.errors) AND files.tenant = batches.tenant)"
+    )
+}

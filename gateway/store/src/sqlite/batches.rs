@@ -5,7 +5,7 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::{Sqlite, files, pages};
-use crate::sql::{direction, listing};
+use crate::sql::{BATCHES_PIECE, LINES_PIECE, direction, is_spent, left_lines, listing};
 use crate::{
     BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, Deleted, EndedBatch, FileId, Line,
     LineResult, Listed, Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
@@ -48,6 +48,9 @@ fn find(connection: &Connection, tenant: &Tenant, id: &BatchId) -> rusqlite::Res
     connection.prepare(&sql)?.query_row([id.as_str(), tenant.as_str()], record).optional()
 }
 
+/// Bytes of a batch's row beside its metadata, with the faults that it may get.
+const RECORD_BYTES: u64 = 64 << 10;
+
 /// Row number and status of a batch.
 fn place(connection: &Connection, id: &BatchId) -> Result<(i64, BatchStatus), StoreError> {
     let found: Option<(i64, String)> = connection
@@ -71,10 +74,12 @@ fn create(connection: &Connection, tenant: &Tenant, new: &NewBatch) -> Result<Op
     if open + 1 > new.tenant_open_max {
         return Err(StoreError::Quota { used: open + 1, max: new.tenant_open_max });
     }
+    make_place(connection, tenant, new.tenant_batches_max)?;
     let kept = output_bytes(connection, tenant)?;
     if kept >= new.tenant_output_bytes_max {
         return Err(StoreError::Quota { used: kept.saturating_add(1), max: new.tenant_output_bytes_max });
     }
+    pages::room_for(connection, new.metadata.len() as u64 + RECORD_BYTES)?;
     let id = BatchId::random();
     connection
         .prepare(
@@ -96,11 +101,30 @@ fn create(connection: &Connection, tenant: &Tenant, new: &NewBatch) -> Result<Op
     Ok(find(connection, tenant, &id)?)
 }
 
+/// Makes a place for another batch of the tenant among at most `max`.
+fn make_place(connection: &Connection, tenant: &Tenant, max: u64) -> Result<(), StoreError> {
+    let sql = "SELECT count(*) FROM batches WHERE tenant = ?1";
+    let count: u64 = connection.prepare(sql)?.query_row([tenant.as_str()], |row| row.get(0))?;
+    let excess = (count + 1).saturating_sub(max);
+    if excess == 0 {
+        return Ok(());
+    }
+    let sql = format!(
+        "DELETE FROM batches WHERE seq IN (
+           SELECT seq FROM batches WHERE tenant = ?1 AND {} ORDER BY seq LIMIT ?2)",
+        is_spent("", "is_open = 0")
+    );
+    match connection.execute(&sql, params![tenant.as_str(), excess])? as u64 >= excess {
+        true => Ok(()),
+        false => Err(StoreError::Quota { used: count + 1, max }),
+    }
+}
+
 /// Bytes of files of results, and of results that will be files: each of them has a line end there.
 fn output_bytes(connection: &Connection, tenant: &Tenant) -> rusqlite::Result<u64> {
     let sql = "SELECT
         (SELECT coalesce(sum(files.bytes), 0) FROM batches JOIN files ON files.id IN (batches.output, batches.errors)
-         WHERE batches.tenant = ?1)
+         AND files.tenant = ?1 WHERE batches.tenant = ?1)
         + (SELECT coalesce(sum(result_bytes + completed + failed), 0) FROM batches WHERE tenant = ?1 AND is_open = 1)";
     connection.prepare(sql)?.query_row([tenant.as_str()], |row| row.get(0))
 }
@@ -195,16 +219,16 @@ fn results(
     Ok(out)
 }
 
-fn end(connection: &Connection, id: &BatchId, end: &EndedBatch) -> Result<bool, StoreError> {
+/// Ends a batch within the open transaction; returns its row number. `None`: it had ended before.
+fn end(connection: &Connection, id: &BatchId, end: &EndedBatch) -> Result<Option<i64>, StoreError> {
     let (seq, status) = place(connection, id)?;
     if status.is_end() {
-        return Ok(false);
+        return Ok(None);
     }
     let tenant: String = connection.query_row("SELECT tenant FROM batches WHERE seq = ?1", [seq], |row| row.get(0))?;
     for file in [&end.output, &end.errors].into_iter().flatten() {
         files::seal(connection, &Tenant::new(&tenant), file)?;
     }
-    connection.execute("DELETE FROM batch_lines WHERE batch = ?1", [seq])?;
     connection.execute(
         "UPDATE batches SET is_open = 0, total = max(total, completed + failed), status = ?2, output = ?3, errors = ?4, faults = ?5, ended = ?6 WHERE seq = ?1",
         params![
@@ -216,19 +240,39 @@ fn end(connection: &Connection, id: &BatchId, end: &EndedBatch) -> Result<bool, 
             end.now
         ],
     )?;
-    Ok(true)
+    Ok(Some(seq))
 }
 
-fn remove(connection: &Connection, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError> {
-    let Some(batch) = find(connection, tenant, id)? else { return Ok(Deleted::Absent) };
+/// Deletes some lines of a batch that has ended; returns their number.
+fn purge(connection: &Connection, seq: i64) -> Result<u64, StoreError> {
+    let sql =
+        "DELETE FROM batch_lines WHERE batch = ?1 AND line IN (SELECT line FROM batch_lines WHERE batch = ?1 LIMIT ?2)";
+    Ok(connection.prepare(sql)?.execute(params![seq, LINES_PIECE])? as u64)
+}
+
+/// Deletes some batches that nobody needs, and some lines that ended batches have left; returns the number of both.
+fn sweep(connection: &Connection, before: u64) -> Result<u64, StoreError> {
+    let sql = format!(
+        "DELETE FROM batches WHERE seq IN (SELECT seq FROM batches WHERE {} AND ended < ?1 LIMIT {BATCHES_PIECE})",
+        is_spent("", "is_open = 0")
+    );
+    let batches = connection.execute(&sql, [before])? as u64;
+    let left: Option<i64> = connection.prepare(&left_lines(""))?.query_row([], |row| row.get(0)).optional()?;
+    Ok(batches + left.map_or(Ok(0), |seq| purge(connection, seq))?)
+}
+
+/// Deletes a batch that has ended, within the open transaction; returns the row numbers of its files, to be purged.
+fn remove(connection: &Connection, tenant: &Tenant, id: &BatchId) -> Result<(Deleted, Vec<i64>), StoreError> {
+    let Some(batch) = find(connection, tenant, id)? else { return Ok((Deleted::Absent, Vec::new())) };
     if !batch.status.is_end() {
-        return Ok(Deleted::InUse);
+        return Ok((Deleted::InUse, Vec::new()));
     }
+    let mut doomed = Vec::new();
     for file in [Some(&batch.input), batch.output.as_ref(), batch.errors.as_ref()].into_iter().flatten() {
-        files::remove(connection, tenant, file)?;
+        doomed.extend(files::doom(connection, tenant, file)?.1);
     }
     connection.execute("DELETE FROM batches WHERE id = ?1", [id.as_str()])?;
-    Ok(Deleted::Yes)
+    Ok((Deleted::Yes, doomed))
 }
 
 #[async_trait]
@@ -269,7 +313,12 @@ impl Batches for Sqlite {
 
     async fn delete_batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError> {
         let (tenant, id) = (tenant.clone(), id.clone());
-        self.writer.run(move |connection| remove(connection, &tenant, &id)).await
+        let (deleted, doomed) = self.writer.run(move |connection| remove(connection, &tenant, &id)).await?;
+        for seq in doomed {
+            // The sweeper deletes what is left after a failure.
+            let _ = self.purge_file(seq).await;
+        }
+        Ok(deleted)
     }
 
     async fn cancel_batch(&self, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError> {
@@ -355,6 +404,13 @@ impl Batches for Sqlite {
 
     async fn end_batch(&self, id: &BatchId, how: EndedBatch) -> Result<bool, StoreError> {
         let id = id.clone();
-        self.writer.run(move |connection| end(connection, &id, &how)).await
+        let Some(seq) = self.writer.run(move |connection| end(connection, &id, &how)).await? else { return Ok(false) };
+        // The batch has ended whatever becomes of this: the sweeper deletes what is left.
+        while matches!(self.writer.run(move |connection| purge(connection, seq)).await, Ok(1..)) {}
+        Ok(true)
+    }
+
+    async fn sweep_batches(&self, before: u64) -> Result<u64, StoreError> {
+        self.writer.run(move |connection| sweep(connection, before)).await
     }
 }

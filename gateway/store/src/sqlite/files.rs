@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::{Sqlite, pages};
-use crate::sql::{direction, listing};
+use crate::sql::{CHUNKS_PIECE, GONE, direction, listing};
 use crate::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, Files, Listing, NewFile, Page, StoreError, Tenant};
 
 pub(super) const COLUMNS: &str = "id, purpose, name, bytes, created, expires";
@@ -57,24 +57,42 @@ fn is_in_use(connection: &Connection, id: &str) -> rusqlite::Result<bool> {
         .query_row([id], |row| row.get(0))
 }
 
-fn delete(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
-    connection.execute("DELETE FROM file_chunks WHERE file = ?1", [seq])?;
-    connection.execute("DELETE FROM files WHERE seq = ?1", [seq])?;
-    Ok(())
-}
-
-/// Deletes a file, within the open transaction.
-pub(super) fn remove(connection: &Connection, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError> {
+/// Takes a file from its tenant, within the open transaction; [`Sqlite::purge_file`] deletes it afterwards by the row number.
+pub(super) fn doom(
+    connection: &Connection,
+    tenant: &Tenant,
+    id: &FileId,
+) -> Result<(Deleted, Option<i64>), StoreError> {
     let found = match place(connection, tenant, id, true)? {
         Some(found) => Some(found),
         None => place(connection, tenant, id, false)?,
     };
-    let Some((seq, _)) = found else { return Ok(Deleted::Absent) };
+    let Some((seq, _)) = found else { return Ok((Deleted::Absent, None)) };
     if is_in_use(connection, id.as_str())? {
-        return Ok(Deleted::InUse);
+        return Ok((Deleted::InUse, None));
     }
-    delete(connection, seq)?;
-    Ok(Deleted::Yes)
+    let sql = "UPDATE files SET tenant = ?2, sealed = 0, expires = 0 WHERE seq = ?1";
+    connection.execute(sql, params![seq, GONE])?;
+    Ok((Deleted::Yes, Some(seq)))
+}
+
+/// Deletes a piece of a doomed file, and the file with the last one; returns true if there is more.
+fn purge(connection: &Connection, seq: i64) -> Result<bool, StoreError> {
+    let piece =
+        "DELETE FROM file_chunks WHERE file = ?1 AND at IN (SELECT at FROM file_chunks WHERE file = ?1 LIMIT ?2)";
+    if connection.prepare(piece)?.execute(params![seq, CHUNKS_PIECE])? >= CHUNKS_PIECE as usize {
+        return Ok(true);
+    }
+    connection.execute("DELETE FROM files WHERE seq = ?1 AND tenant = ?2", params![seq, GONE])?;
+    Ok(false)
+}
+
+impl Sqlite {
+    /// Deletes a doomed file in pieces, so that other writes get their turns.
+    pub(super) async fn purge_file(&self, seq: i64) -> Result<(), StoreError> {
+        while self.writer.run(move |connection| purge(connection, seq)).await? {}
+        Ok(())
+    }
 }
 
 fn begin(connection: &Connection, tenant: &Tenant, new: &NewFile) -> Result<FileId, StoreError> {
@@ -155,22 +173,24 @@ fn read(
         out.extend_from_slice(data.get(from..to).unwrap_or_default());
     }
     if out.len() as u64 != end - range.start {
+        // The file was deleted between the two queries, or is damaged.
+        if place(connection, tenant, id, true)?.is_none() {
+            return Ok(None);
+        }
         return Err(StoreError::Broken(format!("file {id} lacks bytes")));
     }
     Ok(Some(out.into()))
 }
 
-fn sweep(connection: &Connection, now: u64, unsealed_before: u64) -> Result<u64, StoreError> {
+/// Dooms files that have expired or were abandoned; returns their row numbers.
+fn sweep(connection: &Connection, now: u64, unsealed_before: u64) -> Result<Vec<i64>, StoreError> {
     let mut statement = connection.prepare(
-        "SELECT seq, id FROM files WHERE (expires <= ?1 OR (sealed = 0 AND created < ?2))
-         AND NOT EXISTS (SELECT 1 FROM batches WHERE is_open = 1 AND input = files.id) LIMIT ?3",
+        "UPDATE files SET tenant = ?4, sealed = 0, expires = 0 WHERE seq IN (
+           SELECT seq FROM files WHERE (expires <= ?1 OR (sealed = 0 AND created < ?2))
+           AND NOT EXISTS (SELECT 1 FROM batches WHERE is_open = 1 AND input = files.id) LIMIT ?3) RETURNING seq",
     )?;
-    let rows = statement.query_map(params![now, unsealed_before, SWEEP_MAX], |row| row.get(0))?;
-    let found = rows.collect::<Result<Vec<i64>, _>>()?;
-    for seq in &found {
-        delete(connection, *seq)?;
-    }
-    Ok(found.len() as u64)
+    let rows = statement.query_map(params![now, unsealed_before, SWEEP_MAX, GONE], |row| row.get(0))?;
+    Ok(rows.collect::<Result<Vec<i64>, _>>()?)
 }
 
 #[async_trait]
@@ -217,10 +237,19 @@ impl Files for Sqlite {
 
     async fn delete_file(&self, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError> {
         let (tenant, id) = (tenant.clone(), id.clone());
-        self.writer.run(move |connection| remove(connection, &tenant, &id)).await
+        let (deleted, seq) = self.writer.run(move |connection| doom(connection, &tenant, &id)).await?;
+        if let Some(seq) = seq {
+            // The sweeper deletes what is left after a failure.
+            let _ = self.purge_file(seq).await;
+        }
+        Ok(deleted)
     }
 
     async fn sweep_files(&self, now: u64, unsealed_before: u64) -> Result<u64, StoreError> {
-        self.writer.run(move |connection| sweep(connection, now, unsealed_before)).await
+        let doomed = self.writer.run(move |connection| sweep(connection, now, unsealed_before)).await?;
+        for seq in &doomed {
+            self.purge_file(*seq).await?;
+        }
+        Ok(doomed.len() as u64)
     }
 }

@@ -151,6 +151,12 @@ impl Store for Sqlite {
         leader.file.unlock().map_err(|error| StoreError::Broken(error.to_string()))
     }
 
+    /// During an upgrade the process before leads until its last request has ended.
+    fn is_shared(&self) -> bool {
+        let leader = self.leader.as_ref().map(|leader| leader.lock().unwrap_or_else(PoisonError::into_inner));
+        leader.is_some_and(|leader| !leader.leads)
+    }
+
     fn stats(&self) -> Stats {
         let (writer, reader, keys) = (self.writer.stats(), self.reader.stats(), self.key_reader.stats());
         let same = self.leader.is_none();

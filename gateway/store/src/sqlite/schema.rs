@@ -6,7 +6,7 @@ use crate::StoreError;
 
 /// Statements that lead from the version of their index to the next. Never changed once released; new ones are
 /// appended.
-const VERSIONS: [&str; 8] = [KEPT, GOVERNED, LIVES, PEOPLE, BOUNDED, OBJECTS, SECRETS, RESULTS];
+const VERSIONS: [&str; 9] = [KEPT, GOVERNED, LIVES, PEOPLE, BOUNDED, OBJECTS, SECRETS, RESULTS, SWEPT];
 
 /// Tables of files, batches and responses.
 const KEPT: &str = "
@@ -264,6 +264,9 @@ const RESULTS: &str = "
     UPDATE batches SET result_bytes =
         (SELECT coalesce(sum(length(result)), 0) FROM batch_lines WHERE batch = batches.seq) WHERE is_open = 1;
 ";
+
+/// Index of batches that have ended, for their removal.
+const SWEPT: &str = "CREATE INDEX batches_ended ON batches (ended) WHERE is_open = 0;";
 
 /// Migrates the database to the newest version. A newer database is used as it is, since versions only add.
 pub(super) fn migrate(connection: &Connection) -> Result<(), StoreError> {

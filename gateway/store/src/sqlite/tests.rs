@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use super::*;
 use crate::{
-    CHUNK_BYTES_MAX, FileId, Files, NewFile, People, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
+    BatchStatus, Batches, CHUNK_BYTES_MAX, Deleted, EndedBatch, FileId, Files, KeyDigest, KeyId, KeyRecord, Keys,
+    NewBatch, NewFile, NewLine, Order, Page, People, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
     ResponseStatus, Responses, Tenant, conformance,
 };
 
@@ -127,6 +128,106 @@ fn kept(status: ResponseStatus, bytes: usize) -> ResponseRecord {
         request: Bytes::new(),
         event_bytes: 0,
     }
+}
+
+fn batch(input: &FileId, metadata: String) -> NewBatch {
+    NewBatch {
+        endpoint: "/v1/embeddings".into(),
+        input: input.clone(),
+        window: "24h".into(),
+        expires: 86_500,
+        metadata,
+        output_expires_after: None,
+        created: 100,
+        tenant_open_max: 10,
+        tenant_batches_max: 1 << 20,
+        tenant_output_bytes_max: 1 << 40,
+    }
+}
+
+fn failed(faults: String) -> EndedBatch {
+    EndedBatch { status: BatchStatus::Failed, output: None, errors: None, faults, now: 130 }
+}
+
+/// One small input file that cannot be used, of which a client makes batches without end.
+#[tokio::test]
+async fn failed_batches_leave_room_for_keys() {
+    let folder = Folder::new("batches");
+    let tenant = Tenant::new("a");
+    let store = folder.open(4 << 20);
+    let input = put(&store, &tenant, 1).await.expect("fits");
+    let mut count = 0;
+    let full = loop {
+        match store.create_batch(&tenant, batch(&input, "m".repeat(30_000))).await {
+            Ok(made) => {
+                let id = made.expect("the file is there").id;
+                store.end_batch(&id, failed("f".repeat(30_000))).await.expect("ended");
+                count += 1;
+            }
+            Err(error) => break error,
+        }
+    };
+    assert!(full == StoreError::Full && count > 20, "{full} after {count}");
+    let key = KeyRecord {
+        id: KeyId::random(),
+        name: "n".repeat(1000),
+        digest: KeyDigest([1; 32]),
+        previous: None,
+        hint: "abcd".into(),
+        team: None,
+        user: None,
+        parent: None,
+        scope: Default::default(),
+        limits: vec![],
+        tags: vec![],
+        created: 1,
+        rotated: None,
+        expires: None,
+        revoked: None,
+        version: 0,
+    };
+    assert!(store.create_key(key).await.expect("there is room").is_some());
+    while store.sweep_batches(131).await.expect("swept") > 0 {}
+    assert!(store.create_batch(&tenant, batch(&input, String::new())).await.is_ok(), "what was swept is free");
+}
+
+/// Large files and the lines of large batches are deleted by many small writes, between which others have their turns, and
+/// what a crash leaves of them is swept.
+#[tokio::test]
+async fn what_is_large_is_deleted_in_pieces() {
+    let store = Sqlite::open(&SqliteOptions { path: MEMORY.into(), bytes_max: 0 }).expect("opens");
+    let tenant = Tenant::new("a");
+    let rows = async |table: &'static str| {
+        let sql = format!("SELECT count(*) FROM {table}");
+        store.writer.run(move |connection| Ok(connection.query_row(&sql, [], |row| row.get::<_, u64>(0))?)).await
+    };
+    let file = put(&store, &tenant, 100 * CHUNK_BYTES_MAX).await.expect("put");
+    let before = store.stats().writes;
+    assert_eq!(store.delete_file(&tenant, &file).await, Ok(Deleted::Yes));
+    assert!(store.stats().writes - before > 3, "{}", store.stats().writes - before);
+    assert_eq!((rows("files").await, rows("file_chunks").await), (Ok(0), Ok(0)));
+
+    let input = put(&store, &tenant, 1).await.expect("put");
+    let made = store.create_batch(&tenant, batch(&input, String::new())).await.expect("made").expect("there");
+    let lines: Vec<_> = (0..1000).map(|line| NewLine { line, custom_id: "c".into(), at: 0, bytes: 1 }).collect();
+    store.admit_lines(&made.id, lines.clone()).await.expect("admitted");
+    let before = store.stats().writes;
+    assert_eq!(store.end_batch(&made.id, failed(String::new())).await, Ok(true));
+    assert!(store.stats().writes - before > 5, "{}", store.stats().writes - before);
+    assert_eq!(rows("batch_lines").await, Ok(0));
+
+    // The process ends between the first and the second piece.
+    let file = put(&store, &tenant, 3 * CHUNK_BYTES_MAX).await.expect("put");
+    let (owner, id) = (tenant.clone(), file.clone());
+    store.writer.run(move |connection| files::doom(connection, &owner, &id)).await.expect("doomed");
+    let left = "INSERT INTO batch_lines (batch, line, custom_id, at, bytes) SELECT seq, 7, 'c', 0, 1 FROM batches";
+    store.writer.run(move |connection| Ok(connection.execute(left, [])?)).await.expect("left");
+    assert_eq!(store.read(&tenant, &file, 0..1).await, Ok(None));
+    assert_eq!(store.delete_file(&tenant, &file).await, Ok(Deleted::Absent));
+    let page = Page { after: None, limit: 10, order: Order::Ascending };
+    assert_eq!(store.files(&tenant, None, &page).await.expect("listed").items.len(), 1, "the input alone");
+    while store.sweep_files(1, 1).await.expect("swept") + store.sweep_batches(0).await.expect("swept") > 0 {}
+    assert_eq!((rows("file_chunks").await, rows("batch_lines").await), (Ok(1), Ok(0)));
 }
 
 #[tokio::test]

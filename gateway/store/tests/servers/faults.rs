@@ -9,6 +9,7 @@ use penstock_store::{
 };
 
 use crate::harness::{PASSWORD, PostgresServer, RedisServer};
+use crate::shared::new_key;
 
 /// Longest duration of any operation, whatever the server does: a deadline, and time to be scheduled on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(12);
@@ -80,6 +81,37 @@ async fn postgres_dies_hangs_and_comes_back() {
     // Callers that wait for changes are woken again.
     let seen = store.directory_version().await.expect("a version");
     assert_eq!(store.directory_changed(seen, Duration::ZERO).await, Ok(seen));
+}
+
+/// A gateway is cut off within a transaction: neither its questions nor the end of its connections reach the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_lost_gateway_holds_is_free_again() {
+    let server = PostgresServer::start("cut");
+    let (relay, options) = server.relayed(2);
+    let (lost, other) = (Postgres::open(&options).await.expect("opens"), server.open(2).await);
+    assert_eq!((lost.lead().await, other.lead().await), (Ok(true), Ok(false)));
+    relay.hold("COMMIT");
+    let error = lost.create_key(new_key(1)).await.expect_err("nobody answers");
+    assert!(is_outage(&error), "{error}");
+    relay.cut();
+    let end = Instant::now() + RECOVERY;
+    let key = until_it_works(async || other.create_key(new_key(1)).await).await;
+    assert!(key.is_some(), "the other was not committed");
+    while !other.lead().await.expect("an answer") {
+        assert!(Instant::now() < end, "the lost gateway still leads");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// The session of a leader that does nothing is not taken for one of a lost gateway.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_idle_keeps_the_lead() {
+    let server = PostgresServer::start("idle");
+    let (store, other) = (server.open(1).await, server.open(1).await);
+    assert_eq!(store.lead().await, Ok(true));
+    // Longer than the server waits for a silent leader.
+    tokio::time::sleep(Duration::from_secs(18)).await;
+    assert_eq!((other.lead().await, store.lead().await), (Ok(false), Ok(true)));
 }
 
 /// An ask waits for a locked row; its caller gives up and sets its leases. Then the row is released.

@@ -5,6 +5,7 @@
 
 mod faults;
 mod harness;
+mod kept;
 mod lost;
 mod model;
 mod relay;

@@ -22,7 +22,7 @@ enum Mode {
     Pass,
     /// Lose the answer to the next such question, and the connection with it.
     Lose(String),
-    /// Hold back questions that contain these words.
+    /// Hold back questions that contain these words; without words, all questions.
     Hold(String),
 }
 
@@ -52,6 +52,11 @@ impl Relay {
     /// Holds back questions with these words.
     pub(crate) fn hold(&self, words: &str) {
         self.mode.send_replace(Mode::Hold(words.to_owned()));
+    }
+
+    /// Cuts the network: no question arrives, nor the end of a connection.
+    pub(crate) fn cut(&self) {
+        self.hold("");
     }
 
     /// Releases the held questions and waits until the server has answered.
@@ -89,7 +94,9 @@ async fn up(
 ) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(count @ 1..) = client.read(&mut bytes).await {
-        let has = |words: &str| bytes[..count].windows(words.len()).any(|window| window == words.as_bytes());
+        let has = |words: &str| {
+            words.is_empty() || bytes[..count].windows(words.len()).any(|window| window == words.as_bytes())
+        };
         let now = mode.borrow().clone();
         match now {
             Mode::Lose(words) if has(&words) => {

@@ -99,8 +99,9 @@ async fn a_revocation_is_seen(one: &impl Keys, two: &Arc<impl Keys>) {
     }
 }
 
-async fn seen_after(one: &impl Keys, two: &Arc<impl Keys>, digest: u8) -> Duration {
-    let key = KeyRecord {
+/// Key with nothing but a digest.
+pub(crate) fn new_key(digest: u8) -> KeyRecord {
+    KeyRecord {
         id: KeyId::random(),
         name: "a".into(),
         digest: KeyDigest([digest; 32]),
@@ -117,8 +118,11 @@ async fn seen_after(one: &impl Keys, two: &Arc<impl Keys>, digest: u8) -> Durati
         expires: None,
         revoked: None,
         version: 0,
-    };
-    let made = one.create_key(key).await.expect("created").expect("new");
+    }
+}
+
+async fn seen_after(one: &impl Keys, two: &Arc<impl Keys>, digest: u8) -> Duration {
+    let made = one.create_key(new_key(digest)).await.expect("created").expect("new");
     let seen = two.directory_version().await.expect("a version");
     assert_eq!(seen, made.version);
     let follower = two.clone();
