@@ -314,7 +314,15 @@ await page.getByRole("img", { name: /^Regret over time/ }).waitFor();
 assert.equal(await page.getByLabel("Pool").inputValue(), "penstock-demo", "the first one");
 await page.getByLabel("Chart").selectOption("saved");
 await page.getByRole("img", { name: /^Saved over time/ }).waitFor();
-assert.ok((await page.getByRole("region", { name: "Last decisions" }).locator("tbody tr").count()) > 3);
+const decided = page.getByRole("region", { name: "Last decisions" });
+assert.ok((await decided.locator("tbody tr").count()) > 3);
+// They are kept up to date without a new table: what somebody has focused or selected stays.
+await decided.focus();
+await decided.locator("tbody tr").first().evaluate((row) => row.setAttribute("data-kept", "yes"));
+for (let turn = 0; turn < 2; turn += 1) await page.waitForResponse(/\/decisions\?/);
+await page.waitForTimeout(200);
+assert.equal(await page.locator("tr[data-kept]").count(), 1);
+assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), "Last decisions");
 
 // Some load, so that the figures show something.
 const load = Array.from({ length: 6 }, (_, at) => fetch(`${data}/v1/chat/completions`, {

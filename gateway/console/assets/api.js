@@ -57,32 +57,75 @@ export async function call(method, path, body, more) {
 
 export const get = (path, query) => call("GET", withQuery(path, query));
 export const post = (path, body) => call("POST", path, body);
-export const text = async (path, query) => (await send("GET", withQuery(path, query))).text();
 export const part = encodeURIComponent;
+
+// Items of a list, page by page: all of them, or the first `most`.
+export async function all(path, query, most = 20_000) {
+  const items = [];
+  for (let after; ; ) {
+    const page = await get(path, { limit: 1000, ...query, after });
+    items.push(...page.data);
+    after = page.next;
+    if (!after || items.length >= most) return items;
+  }
+}
+
+// A CSV of all pages, as its parts, with one line of names.
+export async function csv(path, query) {
+  const parts = [];
+  for (let after; ; ) {
+    const answer = await send("GET", withQuery(path, { limit: 1000, ...query, after }));
+    const page = await answer.text();
+    parts.push(parts.length ? page.slice(page.indexOf("\n") + 1) : page);
+    after = answer.headers.get("x-next");
+    if (!after) return parts;
+  }
+}
+
+// Server-sent events of a body as they come: { name, data } of each, { comment } of a comment. Lines may end in LF, CRLF or CR.
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let [held, name, data] = ["", "", []];
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      // A CR at the end may be the first half of a CRLF.
+      const lines = (held + value).split(/\r\n|\n|\r(?!$)/);
+      held = lines.pop();
+      for (const line of lines) {
+        const [, field, text] = /^([^:]*)(?:: ?)?(.*)$/s.exec(line);
+        if (line === "") {
+          if (data.length) yield { name, data: data.join("\n") };
+          [name, data] = ["", []];
+        } else if (field === "") {
+          yield { comment: text.trim() };
+        } else if (field === "event") {
+          name = text;
+        } else if (field === "data") {
+          data.push(text);
+        }
+      }
+    }
+  } finally {
+    // Who reads no further closes the connection.
+    reader.cancel().catch(() => {});
+  }
+}
 
 // Events of a stream that a POST answers with: `tell` gets the data of each, `aside` the comments. Aborting `signal` ends it.
 export async function stream(path, body, signal, tell, aside) {
   const answer = await send("POST", path, body, { accept: "text/event-stream" }, signal);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    held += value;
-    let end;
-    while ((end = held.indexOf("\n\n")) >= 0) {
-      const event = held.slice(0, end);
-      held = held.slice(end + 2);
-      if (event.startsWith("event: end")) {
-        forget();
-        return;
-      }
-      if (event.startsWith(":")) aside(event.slice(1).trim());
-      else if (event.startsWith("data: ") && event !== "data: [DONE]") {
-        const found = JSON.parse(event.slice(6));
-        if (found.error) throw new ApiError(0, found.error);
-        tell(found);
-      }
+  for await (const { name, data, comment } of events(answer.body)) {
+    if (name === "end") {
+      forget();
+      return;
+    }
+    if (comment !== undefined) aside(comment);
+    else if (data !== "[DONE]") {
+      const found = JSON.parse(data);
+      if (found.error) throw new ApiError(0, found.error);
+      tell(found);
     }
   }
 }
@@ -172,79 +215,78 @@ for (const event of ["pointerdown", "keydown"]) {
   }, { passive: true });
 }
 
-// Follows the live state until `stop()`: `tell(state)` for each event, `state` of the connection by `is(text)`.
+// A gateway that says nothing for so long cannot be called live: a cable that was pulled ends no connection.
+const SILENCE_MS = 6000;
+
+// Follows the live state until `stop()`: `tell(state)` for each event, `state` of the connection by `is(text)`. One stream at a time is read,
+// and none while nobody sees the page.
 export function follow(tell, is) {
-  let aborter = null;
+  let current = null;
   let stopped = false;
   let pause = 1000;
   let timer = 0;
-  let watch = 0;
 
-  // A gateway that says nothing for so long cannot be called live: a cable that was pulled ends no connection.
-  const SILENCE_MS = 6000;
-  function heard() {
-    clearTimeout(watch);
-    watch = setTimeout(() => aborter?.abort(), SILENCE_MS);
+  function end() {
+    clearTimeout(timer);
+    current?.abort();
+    current = null;
   }
 
   async function read() {
-    aborter = new AbortController();
+    end();
+    if (stopped || document.hidden) return;
+    const mine = new AbortController();
+    current = mine;
+    let watch = 0;
+    const heard = () => {
+      clearTimeout(watch);
+      watch = setTimeout(() => mine.abort(), SILENCE_MS);
+    };
+    let after = 200;
     heard();
     try {
       const headers = { accept: "text/event-stream", "x-penstock-session": token() };
-      const answer = await fetch("/admin/v1/live", { headers, signal: aborter.signal, credentials: "same-origin", cache: "no-store" });
-      if (answer.status === 401 || answer.status === 403) return forget();
+      const answer = await fetch("/admin/v1/live", { headers, signal: mine.signal, credentials: "same-origin", cache: "no-store" });
+      if (answer.status === 401 || answer.status === 403) {
+        forget();
+        return;
+      }
       if (answer.status === 429) {
         is("paused: too many pages of the console are open");
-        return again(10_000);
-      }
-      if (!answer.ok) throw new Error(String(answer.status));
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      let held = "";
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) break;
-        heard();
-        held += value;
-        let end;
-        while ((end = held.indexOf("\n\n")) >= 0) {
-          const event = held.slice(0, end);
-          held = held.slice(end + 2);
-          if (event.startsWith("event: end")) return forget();
-          if (event.startsWith("data: ") && !stopped) {
-            pause = 1000;
-            is("");
-            tell(JSON.parse(event.slice(6)));
+        after = 10_000;
+      } else if (answer.ok) {
+        for await (const { name, data } of events(answer.body)) {
+          if (mine !== current) return;
+          heard();
+          if (name === "end") {
+            forget();
+            return;
           }
+          if (data === undefined) continue;
+          pause = 1000;
+          is("");
+          tell(JSON.parse(data));
         }
+      } else {
+        throw new Error(String(answer.status));
       }
-      again(200);
     } catch {
-      if (!stopped && !document.hidden) is("reconnecting");
-      again(pause);
+      if (mine === current) is("reconnecting");
+      after = pause;
       pause = Math.min(10_000, pause * 2);
     } finally {
       clearTimeout(watch);
     }
-    return undefined;
-  }
-
-  function again(after) {
-    clearTimeout(timer);
-    if (!stopped && !document.hidden) timer = setTimeout(read, after);
+    if (mine === current) timer = setTimeout(read, after);
   }
 
   // A page that nobody sees asks for nothing.
-  const seen = () => {
-    if (document.hidden) aborter?.abort();
-    else again(0);
-  };
+  const seen = () => (document.hidden ? end() : read());
   document.addEventListener("visibilitychange", seen);
   read();
   return () => {
     stopped = true;
-    clearTimeout(timer);
     document.removeEventListener("visibilitychange", seen);
-    aborter?.abort();
+    end();
   };
 }

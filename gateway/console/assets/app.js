@@ -1,7 +1,7 @@
 // The console: sign-in, the frame around the views, and which of them is shown.
 
 import { answered, follow, leaveToSignOn, may, onLeft, provider, resume, session, signIn, signOn, signOut } from "./api.js";
-import { button, field, h, icon, mark, problem, say, toast } from "./dom.js";
+import { button, closeDialogs, field, h, icon, mark, problem, say, toast } from "./dom.js";
 import { quantile } from "./charts.js";
 import * as audit from "./views/audit.js";
 import * as batches from "./views/batches.js";
@@ -47,6 +47,8 @@ export const store = { state: null, readings: [], listeners: new Set(), link: "c
 
 function take(state) {
   const last = store.readings.at(-1);
+  // The gateway makes a state once for all who look: a new stream may begin with the one that is known.
+  if (last?.at === state.at_ms) return;
   const before = store.readings.find((one) => one.at >= state.at_ms - 60_000) ?? last;
   const span = last ? (state.at_ms - last.at) / 1000 : 0;
   const sum = (field) => state.workers.reduce((total, worker) => total + worker[field], 0);
@@ -72,6 +74,7 @@ function showSignIn(why, refused) {
   stop = null;
   leave?.();
   leave = null;
+  closeDialogs();
   store.state = null;
   store.readings.length = 0;
   const input = h("input", { type: "password", name: "key", autocomplete: "current-password", required: true, spellcheck: "false" });

@@ -182,21 +182,33 @@ export async function copy(text) {
   }
 }
 
+// Dialogs that are open, each with the way to close it.
+const opened = new Map();
+let dialogs = 0;
+
+// Closes every dialog: what it shows and asks belongs to a session.
+export const closeDialogs = () => [...opened.values()].forEach((close) => close());
+
 // A modal dialog with a heading; resolves when it is closed. `build(close)` gives its content.
 export function dialog(title, build, kind = "") {
-  const head = h("h2", { id: "dialog-title" }, title);
-  const node = h("dialog", { class: kind, "aria-labelledby": "dialog-title" });
+  dialogs += 1;
+  const id = `dialog-${dialogs}`;
+  const head = h("h2", { id }, title);
+  const node = h("dialog", { class: kind, "aria-labelledby": id });
   return new Promise((done) => {
     // Gone at once: a dialog may show a secret.
     const close = (value) => {
+      opened.delete(node);
       node.close();
       node.remove();
       done(value);
     };
+    opened.set(node, close);
     const cross = h("button", { type: "button", class: "cross", "aria-label": "Close", on: { click: () => close() } }, "×");
     node.append(h("header", null, head, cross), ...[build(close)].flat());
     // By the Escape key.
     node.addEventListener("close", () => {
+      opened.delete(node);
       node.remove();
       done();
     });

@@ -133,6 +133,9 @@ async fn stages(
     let body = held(gateway, asker, asked.body, config.http.body_bytes_max)?;
     let ask = Ask::new(Surface::Chat);
     let mut call = Call::new(ask, body, asked.request_id, HeaderMap::new(), penstock_dialects::decode).await?;
+    // The page writes one dialect for every model, so the body is translated for each provider: some refuse `max_tokens`, others end their lines
+    // and write their events in ways that a page cannot be asked to know.
+    call.own = true;
     if !call.stream {
         let failure = Failure::new(ErrorKind::InvalidRequest, "stream: only true is possible at the console.");
         return Err(failure.param("stream").into());
@@ -141,7 +144,7 @@ async fn stages(
     let admitted = unless(stop.as_mut(), Box::pin(admit(gateway, &serving, principal, call))).await??;
     let (call, entry) = (admitted.call.clone(), &admitted.entry);
     trail.model = Some(entry.name.to_string());
-    trail.price = entry.price;
+    (trail.price, trail.tier) = (entry.price, entry.billing.tier(call.peek.service_tier));
     trail.stream = Some(true);
     trail.tags.clone_from(&call.tags);
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
@@ -157,7 +160,7 @@ async fn stages(
     };
     let mut answer = Answer::new(call, memory.hold());
     let events = unless(stop.as_mut(), Box::pin(admitted.open(origin))).await??;
-    let mut events = Priced::new(events, price, true);
+    let mut events = Priced::new(events, price, trail.tier, true);
     let ended = pump(&mut events, &mut answer, trail, &mut out, config.heartbeat, stop).await;
     trail.facts = Some(events.facts());
     trail.course = events.course();

@@ -35,6 +35,8 @@ pub(crate) struct Config {
     pending: Vec<String>,
     /// Whether a restart loads this config.
     persisted: bool,
+    /// Whether configs that are applied here are written to the file.
+    writes: bool,
 }
 
 /// A config text.
@@ -221,10 +223,12 @@ fn applied(done: Result<Done, ApplyError>) -> Result<Response, ApiError> {
     responses((status = 200, description = "The config.", body = Config, headers(("etag" = String, description = "The version, for If-Match.")))),
     security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get(State(admin): State<Admin>) -> Result<Response, ApiError> {
-    let config = beside(&admin, |live| {
+    let may_write = admin.gateway.serving().config.config_writes;
+    let config = beside(&admin, move |live| {
         let (version, text) = live.current();
         let path = live.source().path().map(|path| path.display().to_string());
-        Config { version, text: reload::shown(&text), path, pending: live.pending(), persisted: live.is_persisted() }
+        let (writes, persisted) = (may_write && path.is_some(), live.is_persisted());
+        Config { version, text: reload::shown(&text), path, pending: live.pending(), persisted, writes }
     });
     let config = config.await?;
     Ok(([(header::ETAG, version::tag(config.version))], Json(config)).into_response())

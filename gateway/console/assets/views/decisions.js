@@ -2,7 +2,7 @@
 
 import { get, part } from "../api.js";
 import { bars } from "../charts.js";
-import { chip, field, h, number, options, percent, problem, seconds, select, short, stamp, table, whole } from "../dom.js";
+import { chip, field, h, keyed, mark, number, options, percent, problem, say, seconds, select, short, stamp, table, whole } from "../dom.js";
 
 export const title = "Decisions";
 // As many as a pool keeps.
@@ -23,6 +23,7 @@ export function show(root, store) {
   const pools = h("select", { on: { change: (event) => { wish.pool = event.target.value; load(); } } });
   const measures = select(Object.entries(MEASURES).map(([key, one]) => [key, one.name]), wish.measure, (value) => { wish.measure = value; load(); });
   const out = h("div");
+  const page = sheet();
   root.append(h("header", { class: "head" }, h("h1", null, title)),
     h("p", { class: "note" }, "A router gives every worker a price in seconds and takes the cheapest. Regret is what a choice cost beyond that: 0, unless the ",
       "policy decides otherwise, or a cheaper worker was not free. A pool keeps its last 256 decisions."),
@@ -41,7 +42,9 @@ export function show(root, store) {
       }
       const made = wish.pool ? (await get(`/pools/${part(wish.pool)}/decisions`, { limit: DECISIONS_MAX })).data : [];
       if (over || mine !== asked) return;
-      out.replaceChildren(...drawn(made.map(judged), MEASURES[wish.measure], root.clientWidth));
+      page.update(wish.pool, made.map(judged), MEASURES[wish.measure], root.clientWidth);
+      // Put there once: what somebody has selected, scrolled to or focused stays.
+      if (!page.nodes[0].isConnected) out.replaceChildren(...page.nodes);
     } catch (error) {
       if (!over && mine === asked) out.replaceChildren(problem(error));
     }
@@ -66,7 +69,7 @@ function judged(made) {
   const next = Math.min(...others);
   const found = chosen ? chosen.found_tokens.device + chosen.found_tokens.host + chosen.found_tokens.disk + chosen.found_tokens.remote : 0;
   return {
-    at: Date.now() / 1000 - made.age_seconds, cost, found, why: made.why, policy: made.policy, worker: made.worker, tokens: made.prompt_tokens,
+    request: made.request, at: Date.now() / 1000 - made.age_seconds, cost, found, why: made.why, policy: made.policy, worker: made.worker, tokens: made.prompt_tokens,
     waited: made.waited_seconds, count: made.candidates.length,
     regret: others.length ? Math.max(0, cost - next) : 0, saved: others.length ? Math.max(0, next - cost) : 0,
   };
@@ -74,28 +77,50 @@ function judged(made) {
 
 const mean = (items, of) => (items.length ? items.reduce((sum, one) => sum + of(one), 0) / items.length : 0);
 
-function drawn(all, measure, width) {
-  const rows = all.slice(0, ROWS_MAX).map((one) => h("tr", null, h("td", null, stamp(one.at)), h("th", { scope: "row", class: "mono" }, one.worker ?? "none"),
-    h("td", null, chip(WORDS[one.why] ?? one.why, one.why === "cached" ? "good" : "")), number(whole(one.tokens)), number(percent(one.found, one.tokens)),
-    number(whole(one.count)), number(seconds(one.waited)), number(seconds(one.cost)), number(seconds(one.regret)), number(seconds(one.saved))));
+// Sums, chart and table of the decisions, which are drawn once and then kept up to date.
+function sheet() {
+  const figures = ["Decisions", "Regret, mean", "Saved, mean", "Found in caches"].map((label) => {
+    const [value, below] = [h("p", { class: "figure" }), h("p", { class: "small" })];
+    return { value, below, node: h("article", { class: "tile" }, h("h2", null, label), value, below) };
+  });
+  const [heading, hint, chart] = [h("h2"), h("p", { class: "hint" }), h("div")];
+  const over = h("section", { class: "panel" }, heading, hint, chart);
   const names = ["Time", "Worker", "Why", "Prompt", "Found there", "Candidates", "Waited", "Cost", "Regret", "Saved"];
-  const heads = names.map((name, at) => ({ name, number: at > 2 }));
-  const regrets = all.filter((one) => one.regret > 0).length;
-  const tiles = [
-    ["Decisions", short(all.length), all[0] ? `policy ${all[0].policy}` : "none yet"],
-    ["Regret, mean", seconds(mean(all, MEASURES.regret.of)), `${percent(regrets, all.length)} of the choices were not the cheapest`],
-    ["Saved, mean", seconds(mean(all, MEASURES.saved.of)), "against the next best worker"],
-    ["Found in caches", percent(mean(all, (one) => one.found), mean(all, (one) => one.tokens)), "of the prompts' tokens, where they went"],
-  ];
-  const about = `${measure.name} over time: ${measure.about}`;
-  return [
-    h("section", { class: "tiles", "aria-label": "Sums" }, tiles.map(([label, value, below]) =>
-      h("article", { class: "tile" }, h("h2", null, label), h("p", { class: "figure" }, value), h("p", { class: "small" }, below)))),
-    all.length ? h("section", { class: "panel" }, h("h2", null, `${measure.name} over time`), h("p", { class: "hint" }, `Mean of the ${measure.about}.`),
-      bars(`${about}; the table below has the last ${ROWS_MAX}`, overTime(all, measure), seconds, Math.min(1400, Math.max(300, width - 34)))) : "",
-    h("section", { class: "panel" }, h("h2", null, "Last decisions"), table("Last decisions", heads, rows, "The router has decided nothing yet.")),
-  ];
+  const listed = table("Last decisions", names.map((name, at) => ({ name, number: at > 2 })), []);
+  const body = listed.querySelector("tbody");
+  body.replaceChildren();
+  const none = h("p", { class: "empty" }, "The router has decided nothing yet.");
+  const draw = keyed(body, (one) => ({ node: row(one) }));
+  const nodes = [h("section", { class: "tiles", "aria-label": "Sums" }, figures.map((one) => one.node)), over,
+    h("section", { class: "panel" }, h("h2", null, "Last decisions"), listed, none)];
+  return {
+    nodes,
+    update(pool, all, measure, width) {
+      const regrets = all.filter((one) => one.regret > 0).length;
+      const said = [
+        [short(all.length), all[0] ? `policy ${all[0].policy}` : "none yet"],
+        [seconds(mean(all, MEASURES.regret.of)), `${percent(regrets, all.length)} of the choices were not the cheapest`],
+        [seconds(mean(all, MEASURES.saved.of)), "against the next best worker"],
+        [percent(mean(all, (one) => one.found), mean(all, (one) => one.tokens)), "of the prompts' tokens, where they went"],
+      ];
+      said.forEach(([value, below], at) => {
+        say(figures[at].value, value);
+        say(figures[at].below, below);
+      });
+      for (const part of [over, listed]) mark(part, "hidden", all.length ? null : "");
+      mark(none, "hidden", all.length ? "" : null);
+      say(heading, `${measure.name} over time`);
+      say(hint, `Mean of the ${measure.about}.`);
+      const about = `${measure.name} over time: ${measure.about}; the table below has the last ${ROWS_MAX}`;
+      chart.replaceChildren(all.length ? bars(about, overTime(all, measure), seconds, Math.min(1400, Math.max(300, width - 34))) : "");
+      draw(all.slice(0, ROWS_MAX), (one) => `${pool} ${one.request} ${one.worker} ${one.waited}`);
+    },
+  };
 }
+
+const row = (one) => h("tr", null, h("td", null, stamp(one.at)), h("th", { scope: "row", class: "mono" }, one.worker ?? "none"),
+  h("td", null, chip(WORDS[one.why] ?? one.why, one.why === "cached" ? "good" : "")), number(whole(one.tokens)), number(percent(one.found, one.tokens)),
+  number(whole(one.count)), number(seconds(one.waited)), number(seconds(one.cost)), number(seconds(one.regret)), number(seconds(one.saved)));
 
 // Means over equal spans of time from the oldest decision to the newest.
 function overTime(all, measure) {

@@ -1,7 +1,8 @@
 // API keys: issued, shown once, changed, rotated, revoked.
 
-import { call, get, may, part, post } from "../api.js";
+import { all, call, get, may, part, post } from "../api.js";
 import { button, chip, confirmed, copy, day, dialog, field, h, number, problem, select, short, stamp, table, toast, usd } from "../dom.js";
+import { base } from "./snippets.js";
 
 export const title = "Keys";
 const STATES = { good: "good", expired: "wait", revoked: "", parent_revoked: "", parent_expired: "wait", blocked: "bad" };
@@ -21,21 +22,18 @@ export function show(root, store) {
 
   async function load(after) {
     try {
-      const [page, spent] = await Promise.all([
-        get("/keys", { limit: PAGE, after, revoked: revoked.checked ? undefined : "false" }),
-        get("/usage", { group: "key", limit: 1000 }),
-      ]);
-      const use = new Map(spent.data.map((sum) => [sum.groups.key, sum]));
+      const page = await get("/keys", { limit: PAGE, after, revoked: revoked.checked ? undefined : "false" });
+      const use = await used(page.data.map((key) => key.id));
       const heads = ["Name", "State", "Ends with", "Team", "Models", "Limits", "Expires", "Requests, 30 d", "Cost, 30 d", "Details"]
         .map((name, at) => ({ name, number: at === 7 || at === 8, hidden: at === 9 }));
       const rows = page.data.map((key) => {
-        const used = use.get(key.id);
+        const sum = use.get(key.id);
         const more = button("Details", () => details(key, store.state).then((done) => done && load()), "small", { "aria-label": `Details of ${key.name}` });
         return h("tr", null,
           h("th", { scope: "row" }, key.name), h("td", null, chip(WORDS[key.state] ?? key.state, STATES[key.state])),
           h("td", { class: "mono" }, `…${key.ends_with}`), h("td", null, key.team ?? "–"),
           h("td", null, key.allowed.models.join(", ") || "all"), h("td", null, key.limits.join(", ") || "none"),
-          h("td", null, key.expires ? day(key.expires) : "never"), number(short(used?.requests ?? 0)), number(usd(used?.usd ?? 0)),
+          h("td", null, key.expires ? day(key.expires) : "never"), number(short(sum?.requests ?? 0)), number(usd(sum?.usd ?? 0)),
           h("td", null, more));
       });
       const next = page.next ? h("div", { class: "pager" }, button("More", () => load(page.next))) : null;
@@ -47,45 +45,91 @@ export function show(root, store) {
   load();
 }
 
+// Sums of the last 30 days of these keys, by id. Sums come in the order of ids, and those of token users and of people at the console before
+// those of keys: the cursor, which is a sum's group, leads to the first of these.
+async function used(ids) {
+  const sums = new Map();
+  const sorted = ids.toSorted();
+  const last = sorted.at(-1);
+  let after = ids.length ? cursor(sorted[0].slice(0, -1)) : null;
+  while (after) {
+    const page = await get("/usage", { group: "key", limit: 1000, after });
+    for (const sum of page.data) sums.set(sum.groups.key, sum);
+    after = page.data.at(-1)?.groups.key < last ? page.next : null;
+  }
+  return sums;
+}
+
+const cursor = (value) => btoa(JSON.stringify([value])).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+
 const words = (input) => input.value.split(/[,\n]/).map((word) => word.trim()).filter(Boolean);
 
 // Form of a key: a new one, or one that is changed.
 async function edit(key, state) {
-  const [limits, teams] = await Promise.all([get("/limits", { limit: 1000 }), get("/teams", { limit: 1000 })]).catch((error) => {
+  let known;
+  try {
+    // Teams of the admin API and of the config's [[teams]].
+    const read = [all("/limits"), all("/teams"), get("/config/teams"), key ? null : get("/config")];
+    const [limits, stored, inFile, config] = await Promise.all(read);
+    const teams = new Map([...stored.map((one) => [one.id, one.name]), ...inFile.data.map((one) => [one.id, one.id])]);
+    known = { limits, teams: [...teams], config };
+  } catch (error) {
+    // Without what there is to choose from, a change would take away what the key has.
     toast(error.message, "bad");
-    return [{ data: [] }, { data: [] }];
-  });
+    return false;
+  }
+  const { limits, teams, config } = known;
   return dialog(key ? `Change ${key.name}` : "Issue a key", (close) => {
     const name = h("input", { type: "text", maxlength: "256", value: key?.name ?? "", autofocus: true });
-    const team = select([["", "none"], ...teams.data.map((one) => [one.id, one.name]),
-      ...(key?.team && !teams.data.some((one) => one.id === key.team) ? [[key.team, key.team]] : [])], key?.team ?? "");
+    const team = select([["", "none"], ...teams,
+      ...(key?.team && !teams.some(([id]) => id === key.team) ? [[key.team, key.team]] : [])], key?.team ?? "");
     const models = h("input", { type: "text", value: key?.allowed.models.join(", ") ?? "", spellcheck: "false", placeholder: "all" });
     const tags = h("input", { type: "text", value: key?.tags.join(", ") ?? "", spellcheck: "false", placeholder: "none" });
-    const expires = h("input", { type: "date", value: key?.expires ? day(key.expires) : "" });
-    const boxes = limits.data.map((limit) => {
+    const shownEnd = key?.expires ? day(key.expires) : "";
+    const expires = h("input", { type: "date", value: shownEnd });
+    // Limits of the key that the config of this gateway does not have are shown, so that nobody takes them away unseen.
+    const foreign = (key?.limits ?? []).filter((id) => !limits.some((limit) => limit.id === id)).map((id) => ({ id, measures: null }));
+    const boxes = [...limits, ...foreign].map((limit) => {
       const box = h("input", { type: "checkbox", id: `limit-${limit.id}`, value: limit.id, checked: key?.limits.includes(limit.id) });
-      const about = limit.measures.map((one) => `${one.measure.replaceAll("_", " ")} ${short(one.max)}`).join(", ");
+      const about = limit.measures?.map((one) => `${one.measure.replaceAll("_", " ")} ${short(one.max)}`).join(", ") ?? "not in this gateway's config";
       return { box, node: h("div", { class: "check" }, box, h("label", { for: box.id }, limit.id, h("span", { class: "hint" }, about))) };
     });
     const amount = h("input", { type: "text", inputmode: "decimal", autocomplete: "off", placeholder: "none" });
     const measure = select(BUDGETS, BUDGETS[0][0]);
     const fault = h("div", { "aria-live": "assertive" });
+    // A new key with its budget; the budget goes again if there is no key for it.
+    const issued = async (wish) => {
+      const budget = amount.value.trim() ? budgetOf(wish.name, measure.value, amount.value.trim()) : null;
+      if (!budget) return { made: await post("/keys", wish) };
+      const note = new URLSearchParams({ note: `budget of a new key: ${budget.id}` });
+      const put = await call("POST", `/config/limits?${note}`, budget);
+      try {
+        const made = await post("/keys", { ...wish, limits: [...wish.limits, budget.id] });
+        return { made, toWrite: put.config.persisted ? null : budget };
+      } catch (error) {
+        await call("DELETE", `/config/limits/${part(budget.id)}?${new URLSearchParams({ note: "its key was not issued" })}`).catch((left) => {
+          error.message += ` The limit ${budget.id} is left in the config: ${left.message}`;
+        });
+        throw error;
+      }
+    };
     const act = async (event) => {
       event.preventDefault();
-      const end = expires.value ? Math.floor(new Date(`${expires.value}T00:00:00`).getTime() / 1000) : null;
       const allowed = { ...(key?.allowed ?? {}), models: words(models) };
-      const wish = { name: name.value.trim(), allowed, limits: boxes.filter((one) => one.box.checked).map((one) => one.box.value), tags: words(tags) };
+      const wish = { name: name.value.trim(), team: team.value || null, allowed, tags: words(tags) };
+      const checked = boxes.filter((one) => one.box.checked).map((one) => one.box.value);
+      if (!key || checked.toSorted().join("\n") !== key.limits.toSorted().join("\n")) wish.limits = checked;
+      // A moment within a day that nobody has changed is kept as it is.
+      if (expires.value !== shownEnd) wish.expires = expires.value ? Math.floor(new Date(`${expires.value}T00:00:00`).getTime() / 1000) : null;
       try {
         if (key) {
-          const change = { ...wish, team: team.value || null, expires: end, expected_version: key.version };
-          await call("PATCH", `/keys/${part(key.id)}`, change);
+          await call("PATCH", `/keys/${part(key.id)}`, { ...wish, expected_version: key.version });
           toast("The key is changed.");
           close(true);
         } else {
-          if (amount.value.trim()) wish.limits.push(await budgeted(wish.name, measure.value, amount.value.trim()));
-          const made = await post("/keys", { ...wish, team: team.value || null, expires: end });
+          const { made, toWrite } = await issued(wish);
           close(true);
-          await shown(made, state);
+          await shown(made, state, toWrite);
         }
       } catch (error) {
         fault.replaceChildren(problem(error));
@@ -99,52 +143,77 @@ async function edit(key, state) {
         boxes.length ? boxes.map((one) => one.node) : h("p", { class: "hint" }, "The config has no [[limits]].")),
       key ? null : h("fieldset", null, h("legend", null, "Budget of its own"),
         h("div", { class: "filters pair" }, field("Amount", amount), field("Of", measure)),
-        h("p", { class: "hint" }, "Adds a limit for this key to the config. Empty: none.")),
+        h("p", { class: "hint" }, "Adds a limit for this key to the config of this gateway. Empty: none."),
+        config.writes ? null : h("p", { class: "note" }, "This gateway does not write its config file (server.config_writes is off): after a restart, or a change of the ",
+          "file, the limit is gone and requests of the key are refused, unless the file has the limit too. Its lines are shown with the key.")),
       field("Tags", tags, "Usage can be summed by tag."), field("Expires", expires, "The key is refused from the begin of that day. Empty: never."), fault,
       h("footer", null, button("Back", () => close(false)), h("button", { type: "submit", class: "button primary" }, key ? "Change" : "Issue")));
   });
 }
 
-// Adds a limit for a new key to the config; returns its id.
-async function budgeted(name, measure, amount) {
+// Entry of [[limits]] that a new key is to be under.
+function budgetOf(name, measure, amount) {
   const number = Number(amount.replaceAll("_", ""));
   if (!(number > 0) || (!measure.startsWith("usd") && !Number.isInteger(number))) throw new Error(`Budget: ${amount} is no such amount.`);
-  const config = await get("/config");
   const word = name.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-").replaceAll(/^-|-$/g, "").slice(0, 40);
-  const id = `budget-${word ? `${word}-` : ""}${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
-  const text = `${config.text.trimEnd()}\n\n[[limits]]\nid = "${id}"\n${measure} = ${number}\n`;
-  await call("PUT", "/config", { text, note: `budget of a new key: ${id}` }, { "if-match": config.tag });
-  return id;
+  return { id: `budget-${word ? `${word}-` : ""}${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`, [measure]: number };
 }
 
-// The text of a key, which no other answer shows.
-function shown({ secret, key }, state) {
-  const base = state ? `${state.tls ? "https" : "http"}://${state.listen}/v1` : "$URL/v1";
-  const model = state?.pools[0]?.id ?? state?.models.find((one) => one.ready)?.name ?? "MODEL";
-  const body = JSON.stringify({ model, messages: [{ role: "user", content: "Hello" }] });
-  const command = `curl ${base}/chat/completions -H 'authorization: Bearer ${secret}' \\\n  -H 'content-type: application/json' -d '${body}'`;
+// Name of a model that the key may ask for.
+function modelFor(key, state) {
+  const ready = (state?.models ?? []).filter((one) => one.ready).map((one) => one.name);
+  const served = [...(state?.pools ?? []).map((pool) => pool.id), ...ready];
+  const allowed = key.allowed.models;
+  const fits = (name) => allowed.some((one) => (one.endsWith("*") ? name.startsWith(one.slice(0, -1)) : name === one));
+  const found = allowed.length ? served.find(fits) ?? allowed.find((one) => !one.endsWith("*")) : served[0];
+  return found ?? "MODEL";
+}
+
+// The text of a key, which no other answer shows. `toWrite`: limit that the config file does not have.
+function shown({ secret, key }, state, toWrite) {
+  const body = JSON.stringify({ model: modelFor(key, state), messages: [{ role: "user", content: "Hello" }] });
+  const command = `curl ${base(state)}/v1/chat/completions -H 'authorization: Bearer ${secret}' \\\n  -H 'content-type: application/json' -d '${body.replaceAll("'", "'\\''")}'`;
+  const lines = toWrite && `[[limits]]\n${Object.entries(toWrite).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join("\n")}`;
   return dialog(`Key ${key.name}`, (close) => [
     h("p", { class: "note" }, "This is the only time that the text is shown. The gateway keeps a digest of it."),
     h("div", { class: "secret" }, h("code", { id: "secret", tabindex: "0" }, secret), button("Copy the key", () => copy(secret), "primary")),
+    lines ? [h("h3", null, "For the config file"), h("pre", { tabindex: "0", role: "region", "aria-label": "For the config file" }, lines),
+      h("p", { class: "note" }, "The gateway does not write its file. Without these lines, requests of the key are refused after a restart or a change of the file.")] : null,
     h("h3", null, "A first request"), h("pre", { tabindex: "0", role: "region", "aria-label": "A first request" }, command),
     h("footer", null, button("Copy the command", () => copy(command)), button("Done", () => close(true))),
-  ], "large");
+  ].flat().filter(Boolean), "large");
+}
+
+// Counter in which the requests of a key are counted, by what its limit counts by; the others count by what is asked for.
+const SUBJECTS = { key: (key) => key.id, team: (key) => key.team ?? key.id, user: (key) => key.user ?? key.id, all: () => "all" };
+// Counters that are told of a limit with several.
+const COUNTERS_SHOWN = 4;
+
+// What is left of a limit that a key is under.
+async function leftOf(key, id) {
+  try {
+    const limit = await get(`/limits/${part(id)}`);
+    if (limit.by === "address") return `${id}: counted by address of the client`;
+    const subject = SUBJECTS[limit.by]?.(key);
+    // In the order of subjects: those of this one are behind its bare name.
+    const { data } = await get(`/limits/${part(id)}/counters`, { limit: 1000, after: subject });
+    const own = subject ? data.filter((one) => one.subject === subject) : data.slice(0, COUNTERS_SHOWN);
+    const words = own.map((one) => {
+      const show = one.measure.startsWith("usd") ? usd : short;
+      const left = `${show(one.remaining)} of ${show(one.max)} ${one.measure.replace(/^usd_/, "").replaceAll("_", " ")} left`;
+      return subject ? left : `${one.subject} ${left}`;
+    });
+    if (!subject && data.length > own.length) words.push("…");
+    return `${id}: ${words.join(", ") || "unused"}${limit.by === "key" ? "" : ` (counted by ${limit.by})`}`;
+  } catch (error) {
+    return `${id}: ${error.status === 404 ? "not in this gateway's config, so requests of the key are refused" : error.message}`;
+  }
 }
 
 async function details(key, state) {
-  const none = { data: [] };
-  const [last, ...counted] = await Promise.all([
-    get("/usage/requests", { key: key.id, limit: 1 }).catch(() => none),
-    ...key.limits.map((limit) => get(`/limits/${part(limit)}/counters`, { limit: 1000 }).catch(() => none)),
+  const [last, left] = await Promise.all([
+    get("/usage/requests", { key: key.id, limit: 1 }).catch(() => ({ data: [] })), Promise.all(key.limits.map((id) => leftOf(key, id))),
   ]);
-  const left = key.limits.map((limit, at) => {
-    const own = counted[at].data.filter((one) => one.subject === key.id);
-    const words = own.map((one) => {
-      const show = one.measure.startsWith("usd") ? usd : short;
-      return `${show(one.remaining)} of ${show(one.max)} ${one.measure.replace(/^usd_/, "").replaceAll("_", " ")} left`;
-    });
-    return words.length ? `${limit}: ${words.join(", ")}` : `${limit}: unused`;
-  });
   return dialog(key.name, (close) => {
     const rows = [
       ["Id", h("code", null, key.id)], ["State", chip(WORDS[key.state] ?? key.state, STATES[key.state])], ["Ends with", h("code", null, `…${key.ends_with}`)],

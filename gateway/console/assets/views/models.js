@@ -1,6 +1,6 @@
 // Names that requests can ask for, who answers them, and the limits in between. A model can be tried: one tiny request of the signed-in person.
 
-import { get, may, stream } from "../api.js";
+import { all, may, stream } from "../api.js";
 import { button, chip, dialog, field, h, mark, number, options, problem, say, seconds, short, table, usd, whole } from "../dom.js";
 
 export const title = "Models";
@@ -9,17 +9,18 @@ const WORDS = { closed: "closed", probing: "probing", open_softly: "asked last",
 
 export function show(root) {
   const out = h("div", { "aria-live": "polite" });
-  root.append(h("header", { class: "head" }, h("h1", null, title)), out);
+  const refresh = button("Refresh", () => load());
+  root.append(h("header", { class: "head" }, h("h1", null, title), refresh), out);
   let over = false;
   async function load() {
+    mark(refresh, "disabled", "");
     try {
-      const [models, providers, limits] = await Promise.all([
-        get("/models", { limit: 1000 }), get("/providers", { limit: 1000 }), get("/limits", { limit: 1000 }),
-      ]);
-      if (!over) out.replaceChildren(modelPanel(models.data), providerPanel(providers.data, models.data), limitPanel(limits.data));
+      const [models, providers, limits] = await Promise.all([all("/models"), all("/providers"), all("/limits")]);
+      if (!over) out.replaceChildren(modelPanel(models), providerPanel(providers, models), limitPanel(limits));
     } catch (error) {
       out.replaceChildren(problem(error));
     }
+    mark(refresh, "disabled", null);
   }
   load();
   return () => {

@@ -2,7 +2,7 @@
 
 import { get, stream } from "../api.js";
 import { button, copy, dialog, field, h, mark, options, percent, problem, say, seconds, select, table, usd, whole } from "../dom.js";
-import { snippets } from "./snippets.js";
+import { base, snippets } from "./snippets.js";
 
 export const title = "Playground";
 export const role = "operator";
@@ -78,9 +78,10 @@ export function show(root, store) {
   async function attempt(act) {
     fault.replaceChildren();
     try {
-      await act();
+      return await act();
     } catch (error) {
       fault.replaceChildren(problem(error));
+      return undefined;
     }
   }
 
@@ -114,23 +115,34 @@ export function show(root, store) {
   async function ask() {
     const text = message.value;
     if (!text.trim()) throw new Error("Write a message first.");
+    mayGoOn(asked().map(({ one }) => one));
     const bodies = asked().map(({ one, model }) => ({ one, body: request(model, [...one.messages, { role: "user", content: text }]) }));
     message.value = "";
     for (const { one } of bodies) one.tell(text);
-    await run(bodies);
+    const said = await run(bodies, [{ role: "user", content: text }]);
+    // What nobody has answered can be sent again as it is.
+    if (!said.some(Boolean) && !message.value) message.value = text;
   }
 
-  // The results of tools that a model has called, sent back to it.
+  // A model waits for the results of its calls, and no API takes another message before them.
+  function mayGoOn(all) {
+    if (all.some((one) => one.awaits())) throw new Error("Send the results of the model's calls first, or clear the chat.");
+  }
+
+  // The results of tools that a model has called, sent back to it; true if it has answered.
   async function resume(one, model, results) {
-    one.messages.push(...results);
-    await run([{ one, body: request(model, one.messages) }]);
+    const [answered] = await run([{ one, body: request(model, [...one.messages, ...results]) }], results);
+    return answered;
   }
 
-  async function run(bodies) {
+  // Asks each of them, with `added` behind the chat so far; says of each whether it has answered.
+  async function run(bodies, added) {
+    if (running.length) throw new Error("Wait for the answer that is coming.");
     running = bodies.map(() => new AbortController());
     busy(true);
     try {
-      await Promise.all(bodies.map(({ one, body }, at) => one.answer(body, running[at].signal, (results) => attempt(() => resume(one, body.model, results)))));
+      return await Promise.all(bodies.map(({ one, body }, at) =>
+        one.answer(body, added, running[at].signal, (results) => attempt(() => resume(one, body.model, results)))));
     } finally {
       running = [];
       busy(false);
@@ -145,11 +157,12 @@ export function show(root, store) {
   }
 
   async function shown(one) {
+    mayGoOn([one]);
     const now = store.state ?? (await get("/live"));
     const last = message.value.trim() ? [{ role: "user", content: message.value }] : [];
     const messages = [...one.messages, ...last];
     const body = request(models[0].value, messages.length ? messages : [{ role: "user", content: "Hello" }]);
-    const all = snippets(`${now.tls ? "https" : "http"}://${now.listen}`, body);
+    const all = snippets(base(now), body);
     const text = h("pre", { id: "code", tabindex: "0", role: "region", "aria-label": "Code" }, all[0][1]);
     const choice = select(all.map(([name]) => [name, name]), all[0][0], (name) => say(text, all.find(([had]) => had === name)[1]));
     await dialog("The same request from outside", (close) => [
@@ -169,16 +182,18 @@ function talk() {
   return {
     node: h("section", { class: "panel talk" }, name, list),
     messages,
+    awaits: () => messages.at(-1)?.tool_calls !== undefined,
     clear() {
       messages.length = 0;
       list.replaceChildren();
       say(name, "Answers");
     },
     tell(text) {
-      messages.push({ role: "user", content: text });
       list.append(h("article", { class: "turn mine" }, h("h3", null, "You"), h("div", { class: "said" }, text)));
     },
-    async answer(body, signal, resume) {
+    // Draws the answer to a request; true if there is one. The chat then goes on with what was `added` for it and with the answer: a turn that
+    // nobody has answered would stand beside the next one, and chats alternate.
+    async answer(body, added, signal, resume) {
       say(name, body.model);
       const drawn = turn(body.model);
       list.append(drawn.node);
@@ -190,7 +205,8 @@ function talk() {
         error = caught;
       }
       const said = drawn.end(signal.aborted ? null : error, signal.aborted, resume);
-      if (said) messages.push(said);
+      if (said) messages.push(...added, said);
+      return said !== null;
     },
   };
 }
@@ -284,11 +300,14 @@ function turn(model) {
     if (refusal) after.append(h("p", { class: "note" }, refusal));
     if (tokens.length) after.append(probabilities(tokens));
     const made = calls.filter(Boolean);
-    if (made.length) after.append(toolCalls(made, error || stopped ? null : resume));
-    if (error && !content && !made.length) return null;
-    const message = { role: "assistant", content: content || null };
-    if (made.length) message.tool_calls = made;
-    return content || made.length ? message : null;
+    // Calls that were cut are shown and forgotten: nobody can give their results.
+    const isWhole = !error && !stopped && finish !== "" && finish !== "length";
+    if (made.length) after.append(toolCalls(made, isWhole ? resume : null));
+    const message = { role: "assistant", content: content || refusal || null };
+    if (made.length && isWhole) message.tool_calls = made;
+    if (message.content || message.tool_calls) return message;
+    after.append(h("p", { class: "hint" }, "Without an answer, this turn is no part of the chat."));
+    return null;
   }
 
   const node = h("article", { class: "turn" }, h("h3", null, model), reasoning, said, after, stats);
@@ -310,10 +329,12 @@ function toolCalls(calls, resume) {
   const drawn = calls.map((call, at) => h("div", { class: "call" }, h("h4", { class: "mono" }, call.function.name),
     h("pre", { tabindex: "0", role: "region", "aria-label": `Arguments of ${call.function.name}` }, call.function.arguments),
     resume ? field(`Result of ${call.function.name}`, inputs[at]) : null));
-  const act = (event) => {
+  const act = async (event) => {
     event.preventDefault();
-    form.querySelectorAll("button, textarea").forEach((one) => mark(one, "disabled", ""));
-    resume(calls.map((call, at) => ({ role: "tool", tool_call_id: call.id, content: inputs[at].value })));
+    const lock = (is) => form.querySelectorAll("button, textarea").forEach((one) => mark(one, "disabled", is ? "" : null));
+    lock(true);
+    // Results that have had no answer can be sent again.
+    lock(await resume(calls.map((call, at) => ({ role: "tool", tool_call_id: call.id, content: inputs[at].value }))));
   };
   const form = h("form", { class: "calls", on: { submit: act } }, drawn,
     resume ? h("div", { class: "acts" }, h("button", { type: "submit", class: "button" }, "Send the results")) : null);

@@ -80,6 +80,14 @@ function curl(url, headers, body) {
   return `curl ${quoted(url)} \\\n${fields}  -d ${quoted(json(body))}`;
 }
 
+// URL of the data port, as somebody outside writes it. One that listens at every address is taken for where this page came from.
+export function base(state) {
+  if (!state) return "$URL";
+  const [, host, port] = /^(.*):(\d+)$/.exec(state.listen) ?? [];
+  const place = ["0.0.0.0", "[::]"].includes(host) ? `${location.hostname}:${port}` : state.listen;
+  return `${state.tls ? "https" : "http"}://${place}`;
+}
+
 // [name, code] of each of these APIs for the body of a chat completion. `base`: the gateway's URL. A gateway that needs no key takes any.
 export function snippets(base, body) {
   const lines = Object.entries(body).map(([name, value]) => `    ${name}=${python(value)},\n`).join("");

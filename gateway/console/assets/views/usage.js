@@ -1,8 +1,8 @@
 // Usage and money: sums over time and by whom, and the same as CSV.
 
-import { get, text } from "../api.js";
+import { csv, get } from "../api.js";
 import { bars } from "../charts.js";
-import { button, field, h, number, percent, problem, s, select, short, stamp, table, toast, usd, whole } from "../dom.js";
+import { button, field, h, mark, number, percent, problem, s, select, short, stamp, table, toast, usd, whole } from "../dom.js";
 
 export const title = "Usage";
 const HOUR = 3600;
@@ -52,9 +52,9 @@ export function show(root) {
       const items = [];
       for (let time = Math.floor(from / unit) * unit; time < until; time += unit) {
         const value = at.has(time) ? measure.of(at.get(time)) : 0;
-        const when = stamp(time);
-        const label = unit === HOUR ? when.slice(11, 16) : when.slice(5, 10);
-        items.push({ value, label, title: `${unit === HOUR ? when.slice(0, 16) : when.slice(0, 10)}: ${measure.show(value)}` });
+        // Days are summed from midnight to midnight in UTC, and named so; hours by the clock of the page.
+        const when = unit === HOUR ? stamp(time).slice(0, 16) : new Date(time * 1000).toISOString().slice(0, 10);
+        items.push({ value, label: unit === HOUR ? when.slice(11) : when.slice(5), title: `${when}: ${measure.show(value)}` });
       }
       const name = GROUPS.find(([key]) => key === wish.group)[1];
       const most = Math.max(...groups.data.map(measure.of), 0);
@@ -66,7 +66,8 @@ export function show(root) {
       const heads = [name, measure.name, "Cost", "Requests", "Failed", "Prompt tokens", "Cached", "Output tokens"]
         .map((head, place) => ({ name: head, number: place > 1 }));
       heads[1].name = `Share of ${measure.name.toLowerCase()}`;
-      const cut = groups.next ? h("p", { class: "note" }, "Only the first 1,000 groups are shown; the CSV has all of them page by page.") : "";
+      const cut = groups.next ? h("p", { class: "note" }, "Only the first 1,000 groups are shown; the CSV has all of them.") : "";
+      const over = `${measure.name} by ${unit === HOUR ? "hour" : "day (UTC)"}`;
       out.replaceChildren(
         h("section", { class: "tiles", "aria-label": "Sums" }, [
           ["Cost", usd(sum.usd), `${usd(sum.requests ? sum.usd / sum.requests : 0)} a request`],
@@ -75,9 +76,8 @@ export function show(root) {
           ["Output tokens", short(sum.output_tokens), `${short(sum.reasoning_tokens)} of them reasoning`],
         ].map(([label, value, below]) => h("article", { class: "tile" }, h("h2", null, label), h("p", { class: "figure" }, value),
           h("p", { class: "small" }, below)))),
-        h("section", { class: "panel" }, h("h2", null, `${measure.name} by ${unit === HOUR ? "hour" : "day"}`),
-          bars(`${measure.name} by ${unit === HOUR ? "hour" : "day"}; the table below has the sums`, items, measure.show,
-            Math.min(1400, Math.max(300, root.clientWidth - 34)))),
+        h("section", { class: "panel" }, h("h2", null, over),
+          bars(`${over}; the table below has the sums`, items, measure.show, Math.min(1400, Math.max(300, root.clientWidth - 34)))),
         h("section", { class: "panel" }, h("h2", null, `By ${name.toLowerCase()}`),
           table(`Usage by ${name.toLowerCase()}`, heads, rows, "No requests in this time."), cut));
     } catch (error) {
@@ -86,17 +86,18 @@ export function show(root) {
   }
 
   async function save() {
+    mark(download, "disabled", "");
     try {
       const { unit, from, until } = range();
       const group = `${unit === HOUR ? "hour" : "day"},${wish.group}`;
-      const csv = await text("/usage.csv", { from, until, group, limit: 1000 });
-      const url = URL.createObjectURL(new Blob([csv], { type: "text/csv" }));
+      const url = URL.createObjectURL(new Blob(await csv("/usage.csv", { from, until, group }), { type: "text/csv" }));
       const link = h("a", { href: url, download: `penstock-usage-${wish.group}.csv` });
       link.click();
       setTimeout(() => URL.revokeObjectURL(url), 10_000);
     } catch (error) {
       toast(error.message, "bad");
     }
+    mark(download, "disabled", null);
   }
   load();
 }
