@@ -2,7 +2,7 @@
 //! a streamed request with a whole answer, or the other way round.
 
 use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderFault};
-use penstock_types::event::ChatEvent;
+use penstock_types::event::{ChatEvent, Usage};
 use penstock_types::room::append;
 use penstock_types::sse::SseReader;
 
@@ -20,6 +20,10 @@ pub(crate) trait Answer: Send {
     /// Returns true if the answer's own last event has been taken, for an API whose end mark is not `[DONE]`.
     fn ended(&self) -> bool {
         false
+    }
+    /// Token counts that the answer has reported so far.
+    fn usage(&self) -> Option<Usage> {
+        None
     }
 }
 
@@ -119,6 +123,10 @@ impl<A: Answer> AnswerDecoder for Body<A> {
             Form::Events(reader) => reader.held(),
             Form::Whole(held) => held.len(),
         }
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.answer.usage()
     }
 }
 

@@ -71,6 +71,27 @@ fn counts_that_nobody_asked_for_are_kept_back() {
 }
 
 #[test]
+fn counts_are_read_where_each_provider_puts_them() {
+    let counts = r#"{"prompt_tokens":9,"completion_tokens":4,"total_tokens":13,"cached_tokens":8}"#;
+    let chunk = |rest: &str| format!("data: {{\"choices\":[{{\"delta\":{{}},\"finish_reason\":\"stop\"{rest}\n\n");
+    let expected = Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 8, ..Usage::default() };
+    for last in [
+        format!("data: {{\"choices\":[],\"usage\":{counts}}}\n\n"),
+        chunk(&format!(",\"usage\":{counts}}}]}}")),
+        chunk(&format!("}}],\"x_groq\":{{\"id\":\"req\",\"usage\":{counts}}}}}")),
+    ] {
+        let text = [CHAT, last.as_bytes(), DONE].concat();
+        each_cut(Surface::Chat, false, &text, |out, ended, seen| {
+            assert_eq!((out.as_slice(), ended, seen.usage), (text.as_slice(), Ok(()), Some(expected)), "{last}");
+        });
+    }
+    let prompt = |body: &[u8], surface| whole(surface, body).expect("an answer").usage.map(|usage| usage.prompt_tokens);
+    assert_eq!(prompt(br#"{"data":[],"usage":{"total_tokens":7}}"#, Surface::Embeddings), Some(7));
+    assert_eq!(prompt(br#"{"results":[],"meta":{"tokens":{"input_tokens":7}}}"#, Surface::Rerank), Some(7));
+    assert_eq!(prompt(br#"{"results":[],"meta":{"billed_units":{"search_units":1}}}"#, Surface::Rerank), None);
+}
+
+#[test]
 fn a_stream_without_its_end_is_a_fault() {
     each_cut(Surface::Chat, false, CHAT, |out, ended, _| {
         assert_eq!(out, CHAT);

@@ -105,8 +105,9 @@ impl Events for Translated {
     }
 
     fn facts(&self) -> Facts {
+        let usage = self.decoder.usage().unwrap_or(self.usage);
         // A translated request names no service tier.
-        Facts::reported(self.usage, Some(ServiceTier::Standard))
+        Facts::reported(usage, Some(ServiceTier::Standard))
     }
 
     fn course(&self) -> Course {

@@ -217,6 +217,10 @@ pub trait AnswerDecoder: Send {
     fn is_complete(&self) -> bool;
     /// Bytes buffered of an incomplete unit: an event, a frame, the whole body.
     fn held(&self) -> usize;
+    /// Token counts that the answer has reported so far, of an API that reports some before the end of the answer.
+    fn usage(&self) -> Option<Usage> {
+        None
+    }
 }
 
 /// Error of a provider: its error answer, or the defect of its answer.

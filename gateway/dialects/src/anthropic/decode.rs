@@ -63,6 +63,11 @@ impl AnswerDecoder for Decoder {
     fn held(&self) -> usize {
         self.body.len() + self.sse.as_ref().map_or(0, SseReader::held)
     }
+
+    fn usage(&self) -> Option<Usage> {
+        let counts = &self.answer.counts;
+        (counts.input.is_some() || counts.output.is_some()).then(|| counts.usage())
+    }
 }
 
 fn truncated() -> ProviderFault {

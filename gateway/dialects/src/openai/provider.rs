@@ -12,7 +12,7 @@ pub(crate) mod fault;
 mod logprobs;
 mod messages;
 mod responses;
-mod usage;
+pub(crate) mod usage;
 mod vectors;
 
 use super::chat_answer::ReasoningNames;

@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 
 use super::provider::fault::fault_text;
-use crate::seen::{Keep, Seen, count, garbled, has};
+use super::provider::usage;
+use crate::seen::{Keep, Seen, garbled, has};
 use penstock_types::codec::{ProviderFault, Surface};
 use penstock_types::event::{FinishReason, ServiceTier, Usage};
 use penstock_types::json::{Fault, Kind, Reader};
@@ -56,6 +57,7 @@ struct Top {
     choices: Option<usize>,
     content: bool,
     finish: Option<FinishReason>,
+    /// Token counts, from `usage` or from where Groq, Moonshot and Cohere put them.
     usage: Option<Usage>,
     tier: Option<ServiceTier>,
     error: bool,
@@ -66,7 +68,7 @@ struct Top {
 impl Top {
     fn read(data: &[u8]) -> Result<Self, Fault> {
         let mut reader = Reader::new(data)?;
-        let mut out = Self::default();
+        let (mut out, mut elsewhere) = (Self::default(), None);
         if reader.kind()? == Kind::Array {
             // Some rerankers answer a bare list of scores.
             reader.skip()?;
@@ -78,8 +80,10 @@ impl Top {
                 return Ok(());
             }
             match (key.as_ref(), reader.kind()?) {
-                ("choices", Kind::Array) => out.choices(reader),
-                ("usage", Kind::Object) => usage(reader).map(|usage| out.usage = Some(usage)),
+                ("choices", Kind::Array) => out.choices(reader, &mut elsewhere),
+                ("usage", Kind::Object) => usage::read(reader).map(|usage| out.usage = Some(usage)),
+                ("x_groq", Kind::Object) => usage::groq(reader).map(|usage| elsewhere = usage.or(elsewhere)),
+                ("meta", Kind::Object) => usage::meta(reader).map(|usage| elsewhere = usage.or(elsewhere)),
                 ("service_tier", Kind::String) => tier(reader).map(|tier| out.tier = tier),
                 ("error", Kind::Object | Kind::String) => {
                     out.error = true;
@@ -97,10 +101,12 @@ impl Top {
             }
         })?;
         reader.end()?;
+        out.usage = out.usage.or(elsewhere);
         Ok(out)
     }
 
-    fn choices(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
+    /// Reads the choices; `usage` gets the counts that a choice carries.
+    fn choices(&mut self, reader: &mut Reader<'_>, usage: &mut Option<Usage>) -> Result<(), Fault> {
         self.choices = Some(0);
         reader.array(|reader, index| {
             self.choices = Some(index + 1);
@@ -120,6 +126,8 @@ impl Top {
                     self.finish = Some(finish(&reader.string()?));
                     Ok(())
                 }
+                // Moonshot's field for usage.
+                ("usage", Kind::Object) => usage::read(reader).map(|counts| *usage = Some(counts)),
                 _ => reader.skip(),
             })
         })
@@ -162,25 +170,4 @@ fn finish(word: &str) -> FinishReason {
 pub(crate) fn tier(reader: &mut Reader<'_>) -> Result<Option<ServiceTier>, Fault> {
     let name = reader.string()?;
     Ok((name != "auto").then(|| ServiceTier::named(&name)))
-}
-
-/// Reads `usage` under the names of chat completions and of responses.
-pub(crate) fn usage(reader: &mut Reader<'_>) -> Result<Usage, Fault> {
-    let mut out = Usage::default();
-    reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
-        ("prompt_tokens" | "input_tokens", Kind::Number) => count(reader, &mut out.prompt_tokens),
-        ("completion_tokens" | "output_tokens", Kind::Number) => count(reader, &mut out.completion_tokens),
-        ("prompt_cache_hit_tokens", Kind::Number) => count(reader, &mut out.cached_tokens),
-        (
-            "prompt_tokens_details" | "input_tokens_details" | "completion_tokens_details" | "output_tokens_details",
-            Kind::Object,
-        ) => reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
-            ("cached_tokens", Kind::Number) => count(reader, &mut out.cached_tokens),
-            ("cache_write_tokens", Kind::Number) => count(reader, &mut out.cache_write_tokens),
-            ("reasoning_tokens", Kind::Number) => count(reader, &mut out.reasoning_tokens),
-            _ => reader.skip(),
-        }),
-        _ => reader.skip(),
-    })?;
-    Ok(out)
 }

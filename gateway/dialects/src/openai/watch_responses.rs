@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 
 use super::provider::fault::fault_text;
-use super::watch::{tier, usage};
+use super::provider::usage;
+use super::watch::tier;
 use crate::seen::{Keep, Seen, garbled};
 use penstock_types::codec::ProviderFault;
 use penstock_types::event::{FinishReason, ServiceTier, Usage};
@@ -66,7 +67,7 @@ impl<'a> Top<'a> {
                     Ok(())
                 }
                 ("response", Kind::Object) => reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
-                    ("usage", Kind::Object) => usage(reader).map(|usage| out.usage = Some(usage)),
+                    ("usage", Kind::Object) => usage::read(reader).map(|usage| out.usage = Some(usage)),
                     ("service_tier", Kind::String) => tier(reader).map(|tier| out.tier = tier),
                     ("error", Kind::Object) => reader.raw().map(|raw| out.error = Some(raw.text)),
                     _ => reader.skip(),

@@ -304,6 +304,19 @@ fn a_stream_that_ends_early_is_truncated_wherever() {
     }
 }
 
+#[test]
+fn counts_are_known_while_the_answer_runs() {
+    let start = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":3,\
+        \"cache_read_input_tokens\":5,\"cache_creation_input_tokens\":2,\"output_tokens\":1}}}\n\n";
+    let (mut decoder, mut out) = (decoder(true), Vec::new());
+    decoder.push(b"event: ping\ndata: {\"type\":\"ping\"}\n\n", &mut out).expect("good");
+    assert_eq!(decoder.usage(), None);
+    decoder.push(start.as_bytes(), &mut out).expect("good");
+    let expected =
+        Usage { prompt_tokens: 10, cached_tokens: 5, cache_write_tokens: 2, completion_tokens: 1, ..Usage::default() };
+    assert_eq!((decoder.usage(), out.len()), (Some(expected), 0));
+}
+
 /// The content of a whole answer, as events of one piece each.
 #[test]
 fn a_whole_answer() {

@@ -235,6 +235,15 @@ fn an_answer_becomes_events() {
 }
 
 #[test]
+fn counts_are_known_while_the_answer_runs() {
+    let (mut decoder, mut out) = (Codec::default().decoder(&plain(1, true)), Vec::new());
+    assert_eq!(decoder.usage(), None);
+    decoder.push(&sse(&[candidate(json!([{"text": "Hi"}]), json!({}))]), &mut out).expect("good");
+    let usage = decoder.usage().expect("counts");
+    assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens), (7, 2, 8));
+}
+
+#[test]
 fn a_whole_answer_becomes_events() {
     let logprobs = json!({"topCandidates": [{"candidates": [{"token": "a", "tokenId": 5, "logProbability": -0.5},
         {"token": "b", "tokenId": 6, "logProbability": -1}]}], "chosenCandidates": [{"token": "a", "tokenId": 5, "logProbability": -0.5}]});

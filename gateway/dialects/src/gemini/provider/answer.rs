@@ -155,6 +155,10 @@ impl Answer for Reader {
     fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         self.done(out)
     }
+
+    fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
 }
 
 /// Whether a chunk is an error object.

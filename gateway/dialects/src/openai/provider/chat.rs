@@ -404,6 +404,10 @@ impl Answer for ChatReader {
     fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         if self.choices.iter().all(|choice| choice.finish.is_some()) { self.finish(out) } else { Err(truncated()) }
     }
+
+    fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
 }
 
 /// Fills in the ids of tokens that have none, where the numbers match.
@@ -426,13 +430,7 @@ fn read(json: &[u8]) -> Result<Chunk, Fault> {
             })?,
             "usage" => chunk.usage = Some(usage::read(reader)?),
             // Groq's field for usage.
-            "x_groq" => value::fields(reader, |reader, key| {
-                match key {
-                    "usage" => chunk.usage = Some(usage::read(reader)?),
-                    _ => reader.skip()?,
-                }
-                Ok(())
-            })?,
+            "x_groq" => chunk.usage = usage::groq(reader)?.or(chunk.usage),
             "prompt_token_ids" => chunk.prompt_tokens = value::token_ids(reader)?,
             "prompt_logprobs" => chunk.prompt_logprobs = logprobs::prompt(reader)?,
             _ => reader.skip()?,

@@ -157,6 +157,10 @@ impl Answer for CompletionReader {
         self.finish(out);
         Ok(())
     }
+
+    fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
 }
 
 fn read(json: &[u8]) -> Result<(Vec<Said>, Option<Usage>), Fault> {

@@ -11,7 +11,7 @@ use crate::answer_json::{self as value, Object};
 use crate::identifiers;
 use penstock_types::codec::{FaultClass, ProviderFault};
 use penstock_types::error::ApiError;
-use penstock_types::event::{ChatEvent, Usage};
+use penstock_types::event::ChatEvent;
 use penstock_types::json::{Fault, Kind, Reader};
 use penstock_types::request::{EmbedRequest, RerankRequest};
 
@@ -183,7 +183,7 @@ impl Answer for ScoreReader {
                 match key {
                     "results" | "data" => list(reader)?,
                     "usage" => counts = Some(usage::read(reader)?),
-                    "meta" => counts = counts.or(meta(reader)?),
+                    "meta" => counts = counts.or(usage::meta(reader)?),
                     _ => reader.skip()?,
                 }
                 Ok(())
@@ -208,17 +208,4 @@ impl Answer for ScoreReader {
     fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         self.done(out)
     }
-}
-
-/// Reads Cohere's token counts: `{"tokens":{"input_tokens":…}}`.
-fn meta(reader: &mut Reader<'_>) -> Result<Option<Usage>, Fault> {
-    let mut found = None;
-    value::fields(reader, |reader, key| {
-        match key {
-            "tokens" => found = Some(usage::read(reader)?),
-            _ => reader.skip()?,
-        }
-        Ok(())
-    })?;
-    Ok(found)
 }
