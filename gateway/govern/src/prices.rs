@@ -267,6 +267,22 @@ mod tests {
     }
 
     #[test]
+    fn the_embedded_table_knows_the_names_of_other_clouds_and_no_prices_of_speech() {
+        let prices = Prices::parse(EMBEDDED).expect("valid");
+        let input = |name: &str| prices.find(name).map(|facts| facts.price.input);
+        for name in ["claude-opus-4-20250514", "claude-opus-4@20250514", "us.anthropic.claude-opus-4-20250514-v1:0"] {
+            assert_eq!(input(name), Some(15.0), "{name}");
+        }
+        assert_eq!(input("claude-opus-4-5@20251101"), Some(5.0));
+        assert_eq!(input("gemini-2.5-pro-preview-06-05"), Some(1.25));
+        assert_eq!(input("gemini-2.5-flash-preview-09-2025"), Some(0.3));
+        assert_eq!(input("gemini-2.5-flash-lite-preview-06-17"), Some(0.1));
+        for name in ["gemini-2.5-pro-preview-tts", "gemini-2.5-flash-preview-tts"] {
+            assert_eq!(input(name), None, "{name}");
+        }
+    }
+
+    #[test]
     fn the_embedded_table_is_valid() {
         let prices = Prices::parse(EMBEDDED).expect("valid");
         for model in ["gpt-4o-mini", "claude-sonnet-4-20250514", "gemini-2.5-flash", "deepseek-chat"] {
