@@ -1,6 +1,7 @@
 //! Expressions and strings of Lark's terminals.
 
 use serde_json::Value;
+use std::borrow::Cow;
 
 /// Any text; and any that is not empty.
 pub(crate) const ANY: &str = "/(?s:.*)/";
@@ -23,7 +24,7 @@ pub fn ends_in_escape(pattern: &str) -> bool {
 
 /// A regular expression of the whole text, as Lark writes it; one that [`ends_in_escape`] has no such form.
 pub fn regex(pattern: &str) -> String {
-    let escaped = one_line(unanchored(pattern));
+    let escaped = one_line(&unanchored(pattern));
     if escaped.is_empty() { "\"\"".to_owned() } else { format!("/{escaped}/") }
 }
 
@@ -43,28 +44,100 @@ pub fn one_line(pattern: &str) -> String {
     out
 }
 
-/// Drops `^` in front and `$` at the end, which say no more than that the whole output matches. They stay where an
-/// alternative outside of groups gives them another meaning; the library then refuses them.
-pub(crate) fn unanchored(regex: &str) -> &str {
-    let (mut depth, mut in_class, mut escaped, mut split) = (0_i64, false, false, false);
-    for c in regex.chars() {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            '[' => in_class = true,
-            ']' => in_class = false,
-            '(' if !in_class => depth += 1,
-            ')' if !in_class => depth -= 1,
-            '|' if !in_class && depth == 0 => split = true,
+/// Part of a regular expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part<'a> {
+    /// A backslash and the character behind it; the backslash alone at the end of the text.
+    Escape(&'a str),
+    /// Beginning of a class, with `^` where the class is negated and with the bracket that stands for itself.
+    Open(&'a str),
+    /// End of the class that was opened last.
+    Close,
+    /// A class by name (`[:alpha:]`).
+    Named(&'a str),
+    /// Any other character.
+    Plain(char),
+}
+
+/// Parts of a regular expression as Rust's `regex` reads classes: they nest, and a bracket in front stands for itself.
+pub(crate) struct Parts<'a> {
+    rest: &'a str,
+    /// Number of classes around the next part.
+    pub(crate) classes: usize,
+}
+
+impl<'a> Parts<'a> {
+    pub(crate) fn of(pattern: &'a str) -> Self {
+        Self { rest: pattern, classes: 0 }
+    }
+
+    fn take(&mut self, bytes: usize) -> &'a str {
+        let (taken, rest) = self.rest.split_at(bytes);
+        self.rest = rest;
+        taken
+    }
+}
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = Part<'a>;
+
+    fn next(&mut self) -> Option<Part<'a>> {
+        let c = self.rest.chars().next()?;
+        Some(match c {
+            '\\' => {
+                let escaped = self.rest[1..].chars().next().map_or(0, char::len_utf8);
+                Part::Escape(self.take(1 + escaped))
+            }
+            '[' => {
+                let name = self.rest.strip_prefix("[:").filter(|_| self.classes > 0);
+                let end = name.and_then(|name| name.find(|c: char| c != '^' && !c.is_ascii_alphabetic()));
+                if let (Some(name), Some(end)) = (name, end)
+                    && name[end..].starts_with(":]")
+                {
+                    return Some(Part::Named(self.take(end + 4)));
+                }
+                self.classes += 1;
+                let negated = usize::from(self.rest[1..].starts_with('^'));
+                let itself = usize::from(self.rest[1 + negated..].starts_with(']'));
+                Part::Open(self.take(1 + negated + itself))
+            }
+            ']' if self.classes > 0 => {
+                self.classes -= 1;
+                self.take(1);
+                Part::Close
+            }
+            c => {
+                self.take(c.len_utf8());
+                Part::Plain(c)
+            }
+        })
+    }
+}
+
+/// Drops `^` in front, behind flags too, and `$` at the end: they say no more than that the whole output matches. They
+/// stay where an alternative outside of groups gives them another meaning; the library then refuses them.
+pub(crate) fn unanchored(regex: &str) -> Cow<'_, str> {
+    let (mut depth, mut parts, mut splits) = (0_i64, Parts::of(regex), false);
+    while let Some(part) = parts.next() {
+        match part {
+            Part::Plain(_) if parts.classes > 0 => {}
+            Part::Plain('(') => depth += 1,
+            Part::Plain(')') => depth -= 1,
+            Part::Plain('|') => splits |= depth == 0,
             _ => {}
         }
     }
-    if split {
-        return regex;
+    if splits {
+        return regex.into();
     }
-    let regex = regex.strip_prefix('^').unwrap_or(regex);
-    let backslashes = |text: &str| text.chars().rev().take_while(|c| *c == '\\').count();
-    regex.strip_suffix('$').filter(|rest| backslashes(rest) % 2 == 0).unwrap_or(regex)
+    let flags = regex.strip_prefix("(?").and_then(|rest| rest.find(|c: char| c != '-' && !c.is_ascii_alphabetic()));
+    let (flags, inner) = match flags {
+        Some(end) if end > 0 && regex[end + 2..].starts_with(')') => regex.split_at(end + 3),
+        _ => ("", regex),
+    };
+    let inner = inner.strip_prefix('^').unwrap_or(inner);
+    let inner = inner.strip_suffix('$').filter(|rest| !ends_in_escape(rest)).unwrap_or(inner);
+    if flags.is_empty() { inner.into() } else { format!("{flags}{inner}").into() }
 }
 
 #[cfg(test)]
@@ -106,6 +179,17 @@ mod tests {
             ("^a|b$", "^a|b$"),
             ("^(a|b)$", "(a|b)"),
             ("^[|]$", "[|]"),
+            ("^[[:alpha:]|]+$", "[[:alpha:]|]+"),
+            ("^[]|]$", "[]|]"),
+            ("^[^]|]$", "[^]|]"),
+            ("^[a[^b|]|]$", "[a[^b|]|]"),
+            (r"^[\]|]$", r"[\]|]"),
+            ("^[a]|b$", "^[a]|b$"),
+            ("^[[:alpha:]]|b$", "^[[:alpha:]]|b$"),
+            ("(?i)^yes$", "(?i)yes"),
+            ("(?i-s)^yes", "(?i-s)yes"),
+            ("(?i)^a|b$", "(?i)^a|b$"),
+            ("(?:^a)$", "(?:^a)"),
             ("ab", "ab"),
         ] {
             assert_eq!(unanchored(regex), want, "{regex}");

@@ -1,10 +1,11 @@
-//! GBNF, the notation of llama.cpp (SGLang's EBNF), rewritten in Lark.
+//! GBNF, the notation of llama.cpp, rewritten in Lark, with what xgrammar's EBNF (that of SGLang and vLLM) has beyond it:
+//! rules that go on in the next line, dots in names, and `\d`, `\w` and `\s` in character classes.
 //!
 //! Rules become rules: literals stay literals, character classes become regular expressions of one character. Names are
 //! numbered, since the two notations allow different ones. What a rule means is not looked at: the parser of Lark
 //! refuses what is too much.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
 /// Longest text, in bytes.
@@ -37,10 +38,14 @@ pub fn to_lark(text: &str) -> Result<String, GbnfError> {
 /// # Errors
 /// [`GbnfError`] for the first fault of the text.
 pub fn to_rules(text: &str, prefix: &str) -> Result<(String, String), GbnfError> {
-    let mut reader = Reader { rest: text, line: 1, names: HashMap::new(), prefix };
+    let mut reader = Reader { rest: text, line: 1, names: HashMap::new(), dotted: HashSet::new(), prefix };
     if text.len() > TEXT_BYTES_MAX {
         return Err(reader.fault(format!("the text has {} bytes, limit {TEXT_BYTES_MAX}", text.len())));
     }
+    let is_part = |c: char| is_name(c) || c == '.';
+    let heads = text.match_indices("::=").map(|(at, _)| text[..at].trim_end_matches([' ', '\t']));
+    let names = heads.map(|head| &head[head.trim_end_matches(is_part).len()..]);
+    reader.dotted = names.filter(|name| name.contains('.')).collect();
     let (mut rules, mut defined) = (String::new(), Vec::new());
     loop {
         reader.blanks(true);
@@ -54,7 +59,7 @@ pub fn to_rules(text: &str, prefix: &str) -> Result<(String, String), GbnfError>
             return Err(reader.fault(format!("the rule is defined twice: {}", reader.written(name))));
         }
         defined.push(name);
-        reader.blanks(true);
+        reader.blanks_in_rule();
         let body = reader.alternatives(0)?;
         // Writing to a string does not fail.
         let _ = writeln!(rules, "{prefix}{name}: {body}");
@@ -74,6 +79,8 @@ struct Reader<'a> {
     line: usize,
     /// Numbers of the rules' names.
     names: HashMap<&'a str, usize>,
+    /// Names with dots that are defined somewhere; a dot behind any other name is one that stands for any character.
+    dotted: HashSet<&'a str>,
     /// Beginning of the names of Lark's rules.
     prefix: &'a str,
 }
@@ -128,9 +135,34 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Skips blanks up to the next part of a rule, which may stand in one of the next lines. Line breaks in front of the
+    /// next rule, or of something that no rule has, stay.
+    fn blanks_in_rule(&mut self) {
+        self.blanks(false);
+        let end = (self.rest, self.line);
+        self.blanks(true);
+        let goes_on = match self.peek() {
+            Some('"' | '[' | '(' | '.' | '|') => true,
+            Some(c) if is_name(c) => {
+                let behind = self.rest[self.name_bytes()..].trim_start_matches([' ', '\t']);
+                !behind.starts_with("::=")
+            }
+            _ => false,
+        };
+        if !goes_on {
+            (self.rest, self.line) = end;
+        }
+    }
+
+    /// Length of the name that begins here; 0 if none does.
+    fn name_bytes(&self) -> usize {
+        let end = |is_part: fn(char) -> bool| self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len());
+        let dotted = end(|c| is_name(c) || c == '.');
+        if self.dotted.contains(&self.rest[..dotted]) { dotted } else { end(is_name) }
+    }
+
     fn name(&mut self) -> Result<usize, GbnfError> {
-        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        let end = self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len());
+        let end = self.name_bytes();
         if end == 0 {
             return Err(self.fault("expected the name of a rule".into()));
         }
@@ -153,7 +185,11 @@ impl<'a> Reader<'a> {
         }
         let mut out = self.sequence(depth)?;
         while self.accept("|") {
-            self.blanks(true);
+            if depth > 0 {
+                self.blanks(true);
+            } else {
+                self.blanks_in_rule();
+            }
             out.push_str(" | ");
             out.push_str(&self.sequence(depth)?);
         }
@@ -177,7 +213,7 @@ impl<'a> Reader<'a> {
                     self.expect(")")?;
                     format!("({inner})")
                 }
-                c if c.is_ascii_alphanumeric() || c == '_' || c == '-' => {
+                c if is_name(c) => {
                     let name = self.name()?;
                     format!("{}{name}", self.prefix)
                 }
@@ -186,8 +222,11 @@ impl<'a> Reader<'a> {
             };
             let repeat = self.repeat()?;
             items.push(item + &repeat);
-            // Inside a group a sequence may go on in the next line.
-            self.blanks(depth > 0);
+            if depth > 0 {
+                self.blanks(true);
+            } else {
+                self.blanks_in_rule();
+            }
         }
         if items.is_empty() {
             items.push("\"\"".into());
@@ -251,7 +290,20 @@ impl<'a> Reader<'a> {
                     out.push('-');
                     continue;
                 }
-                Some('\\') => self.escape()?,
+                Some('\\') => match self.peek().and_then(class_of) {
+                    Some(class) => {
+                        self.take();
+                        out.push_str(class);
+                        // Behind a class a dash is one.
+                        if self.peek() == Some('-') {
+                            self.take();
+                            out.push_str("\\u{2d}");
+                        }
+                        is_empty = false;
+                        continue;
+                    }
+                    None => self.escape()?,
+                },
                 Some(c) => c,
             };
             is_empty = false;
@@ -282,6 +334,23 @@ impl<'a> Reader<'a> {
     }
 }
 
+fn is_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '-' || c == '_'
+}
+
+/// Characters of a class that a backslash and a letter stand for, those of ASCII.
+fn class_of(letter: char) -> Option<&'static str> {
+    Some(match letter {
+        'd' => "0-9",
+        'D' => "[^0-9]",
+        'w' => "0-9A-Za-z_",
+        'W' => "[^0-9A-Za-z_]",
+        's' => r"\u{9}-\u{d}\u{20}",
+        'S' => r"[^\u{9}-\u{d}\u{20}]",
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,6 +373,32 @@ mod tests {
     fn lines_go_on_inside_groups_and_behind_bars() {
         let lark = to_lark("root ::= (\n  \"a\"\n  \"b\" ) |\n \"c\"\r\n\r\nother-rule ::= root?").expect("valid");
         assert_eq!(lark, "start: g0\ng0: (\"a\" \"b\") | \"c\"\ng1: g0?\n");
+    }
+
+    #[test]
+    fn rules_go_on_in_the_next_line() {
+        for (text, want) in [
+            ("root ::= \"a\"\n  | \"b\"", "g0: \"a\" | \"b\"\n"),
+            ("root ::= \"a\" # one\n\n# two\n  | \"b\"\n\"c\"\n", "g0: \"a\" | \"b\" \"c\"\n"),
+            ("root ::= x\n y\nx ::= \"x\"\ny\t::= \"y\"", "g0: g1 g2\ng1: \"x\"\ng2: \"y\"\n"),
+            ("root ::=\nx::= \"x\"", "g0: \"\"\ng1: \"x\"\n"),
+        ] {
+            assert_eq!(to_lark(text).as_deref(), Ok(format!("start: g0\n{want}").as_str()), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_may_have_dots_and_classes_letters() {
+        let lark = to_lark("root ::= a.b a.c\na.b ::= [\\d\\w-]\na ::= [^\\s\\D]\nc ::= \"c\"").expect("valid");
+        let want = [
+            "start: g0",
+            "g0: g1 g2 /(?s:.)/ g3",
+            r"g1: /[0-90-9A-Za-z_\u{2d}]/",
+            r"g2: /[^\u{9}-\u{d}\u{20}[^0-9]]/",
+            "g3: \"c\"",
+            "",
+        ];
+        assert_eq!(lark, want.join("\n"));
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //!
 //! - `vocabulary.rs`: token bytes as a trie; `strings.rs`: masks near the longest length of a string
 //! - `kind.rs`, `source.rs`, `schema.rs`, `lark.rs`, `gbnf.rs`, `structural_tag.rs`: text from outside, checked and
-//!   brought into the library's form
+//!   brought into the library's form; `excerpt.rs`: parts of a schema as documents of their own
 //! - `grammar.rs`: compilation within limits
 //! - `matcher.rs`: state of one sequence; `digits.rs`: length of its numbers
 //! - `cache.rs`: compiled grammars by their text
@@ -22,14 +22,16 @@
 //! Deliberately absent: sampling, requests, knowledge of which tokens end a choice.
 #![forbid(unsafe_code)]
 
+mod apart;
 mod cache;
 mod digits;
 mod error;
+mod excerpt;
 mod expression;
 pub mod gbnf;
 mod grammar;
 mod kind;
-mod lark;
+pub mod lark;
 mod library;
 mod matcher;
 mod narrow;
@@ -42,13 +44,16 @@ mod vocabulary;
 
 pub use cache::{CacheSizes, Grammars};
 pub use error::{GrammarError, MatchError};
+pub use excerpt::{excerpt, merged};
 pub use expression::{ends_in_escape, one_line, quoted, regex};
 pub use grammar::Grammar;
 pub use kind::Kind;
 pub use matcher::{Mask, Matcher};
-pub use schema::Unenforced;
-pub use source::Source;
+pub use narrow::text_pattern;
+pub use pointer::referenced;
+pub use schema::{ANNOTATIONS, Unenforced};
+pub use source::{Source, TEXT_BYTES_MAX};
 pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
 
 /// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.
-pub const VERSION: &str = "llguidance-1.9.1+5";
+pub const VERSION: &str = "llguidance-1.9.1+6";

@@ -1,7 +1,9 @@
 //! Rewrites of a schema where the grammar library reads JSON Schema more widely than validators do, or not at all. A rewritten schema only loses
 //! values: each value that fits it fits the client's schema too, also for validators that disagree about dates and blanks.
 
+use crate::expression::{Part, Parts};
 use crate::schema::{COUNTS, LIST, NAMED, ONE};
+use llguidance::regex_to_lark;
 use serde_json::{Map, Value, json};
 
 /// Date of the format `date` that every validator takes: no leap days, no year 0.
@@ -84,7 +86,7 @@ fn formats(map: &mut Map<String, Value>) {
 /// schema of a name that is taken wrongly is another one.
 fn patterns(map: &mut Map<String, Value>) {
     if let Some(Value::String(pattern)) = map.get_mut("pattern") {
-        *pattern = with_blanks(pattern, BLANKS, &format!("{BLANKS}{ECMA_ALONE}{OTHERS_ALONE}"));
+        *pattern = text_blanks(pattern);
     }
     if let Some(Value::Object(named)) = map.get_mut("patternProperties") {
         let ecma = format!("{BLANKS}{ECMA_ALONE}");
@@ -93,36 +95,97 @@ fn patterns(map: &mut Map<String, Value>) {
     }
 }
 
-/// Replaces `\s` by the one class and `\S` by all but the other.
+/// Replaces `\s` by the one class and `\S` by all but the other; where a class around them is negated, the two change
+/// places, so that the class has no blank of either.
 fn with_blanks(pattern: &str, blanks: &str, not_blanks: &str) -> String {
     let mut written = String::with_capacity(pattern.len());
-    let mut chars = pattern.chars();
-    while let Some(c) = chars.next() {
-        match (c, chars.clone().next()) {
-            ('\\', Some('s')) => written.extend(["[", blanks, "]"]),
-            ('\\', Some('S')) => written.extend(["[^", not_blanks, "]"]),
-            ('\\', Some(escaped)) => written.extend(['\\', escaped]),
-            _ => {
+    // Negation of each class around the place, with those around it, and whether the class subtracts from here on.
+    let mut classes: Vec<(bool, bool)> = Vec::new();
+    let mut before = None;
+    for part in Parts::of(pattern) {
+        let negated = classes.last().is_some_and(|(negated, subtracts)| negated ^ subtracts);
+        let (few, many) = if negated { (not_blanks, blanks) } else { (blanks, not_blanks) };
+        match part {
+            Part::Escape("\\s") => written.extend(["[", few, "]"]),
+            Part::Escape("\\S") => written.extend(["[^", many, "]"]),
+            Part::Escape(text) | Part::Named(text) => written.push_str(text),
+            Part::Open(text) => {
+                classes.push((negated ^ text.starts_with("[^"), false));
+                written.push_str(text);
+            }
+            Part::Close => {
+                classes.pop();
+                written.push(']');
+            }
+            Part::Plain(c) => {
+                if let (Some(class), true) = (classes.last_mut(), before == Some(part)) {
+                    class.1 = if c == '&' { false } else { class.1 | (c == '-') };
+                }
                 written.push(c);
-                continue;
             }
         }
-        chars.next();
+        before = Some(part);
     }
     written
 }
 
-/// Draws bounds in that are beyond what the library counts to. Bounds that leave nothing it can count to are refused by
-/// [`out_of_reach`].
+/// A pattern of JSON Schema as a regular expression of the library's, that of a text alone: blanks as in [`values`],
+/// digits and letters of words those of ASCII, as in ECMA-262.
+pub fn text_pattern(pattern: &str) -> String {
+    regex_to_lark(&text_blanks(pattern), "dw")
+}
+
+fn text_blanks(pattern: &str) -> String {
+    with_blanks(pattern, BLANKS, &format!("{BLANKS}{ECMA_ALONE}{OTHERS_ALONE}"))
+}
+
+/// Draws bounds in that are beyond what the library counts to, or that no float is equal to. Bounds that leave nothing it
+/// can count to are refused by [`out_of_reach`].
 fn bounds(map: &mut Map<String, Value>) {
     for (keys, sign) in BOUNDS {
         for key in keys {
             if let Some(bound) = map.get_mut(key).filter(|bound| bound.as_f64().is_some_and(|at| at * sign > BOUND_MAX))
             {
                 *bound = (BOUND_MAX * sign).into();
+            } else if let Some(bound) = map.get_mut(key).filter(|bound| inexact(bound)) {
+                *bound = inward(bound, sign);
             }
         }
     }
+}
+
+/// Whole number of a value.
+fn whole(value: &Value) -> Option<i128> {
+    value.as_i64().map(i128::from).or(value.as_u64().map(i128::from))
+}
+
+/// Returns true for a whole number that no float is equal to. The library reads numbers as floats.
+fn inexact(value: &Value) -> bool {
+    whole(value).is_some_and(|whole| (whole as f64) as i128 != whole)
+}
+
+/// Next float on the inner side of a bound that no float is equal to.
+fn inward(bound: &Value, sign: f64) -> Value {
+    let (Some(whole), Some(near)) = (whole(bound), bound.as_f64()) else { return bound.clone() };
+    let is_outside = if sign > 0.0 { near as i128 > whole } else { (near as i128) < whole };
+    match (is_outside, sign > 0.0) {
+        (false, _) => near,
+        (true, true) => near.next_down(),
+        (true, false) => near.next_up(),
+    }
+    .into()
+}
+
+/// Keyword of a value with a whole number that no float is equal to, and that number: the library would write another.
+pub(crate) fn inexact_value(map: &Map<String, Value>) -> Option<(&'static str, &Value)> {
+    fn find(value: &Value) -> Option<&Value> {
+        match value {
+            Value::Array(list) => list.iter().find_map(find),
+            Value::Object(map) => map.values().find_map(find),
+            value => Some(value).filter(|value| inexact(value)),
+        }
+    }
+    ["const", "enum"].into_iter().find_map(|key| Some((key, find(map.get(key)?)?)))
 }
 
 /// Keyword of a bound that no number within the library's reach satisfies.
@@ -142,7 +205,19 @@ mod tests {
     fn blanks_are_those_of_every_language() {
         let kept = [r"\\s", "s", r"\d\w", "", r"a\"];
         kept.iter().for_each(|pattern| assert_eq!(with_blanks(pattern, "+", "-"), *pattern));
-        assert_eq!(with_blanks(r"^\s[a\s]\S\\\S$", "+", "-"), r"^[+][a[+]][^-]\\[^-]$");
+        for (pattern, written) in [
+            (r"^\s[a\s]\S\\\S$", r"^[+][a[+]][^-]\\[^-]$"),
+            (r"[^\s]", "[^[-]]"),
+            (r"[^\S]", "[^[^+]]"),
+            (r"[^a[^\s]\s]\s", "[^a[^[+]][-]][+]"),
+            (r"[^]\s]", "[^][-]]"),
+            (r"[^[:alpha:]\s]", "[^[:alpha:][-]]"),
+            (r"[\w--\s]\s", r"[\w--[-]][+]"),
+            (r"[\w--a&&\s]", r"[\w--a&&[+]]"),
+            (r"\[^\s]", r"\[^[+]]"),
+        ] {
+            assert_eq!(with_blanks(pattern, "+", "-"), written, "{pattern}");
+        }
     }
 
     #[test]
@@ -163,8 +238,15 @@ mod tests {
         let want =
             json!({"maximum": BOUND_MAX, "minimum": -BOUND_MAX, "exclusiveMaximum": 5, "exclusiveMinimum": true});
         assert_eq!(schema, want);
+        let most = 9_007_199_254_740_993_i64;
+        let mut schema =
+            json!({"minimum": most, "maximum": most, "exclusiveMinimum": -most, "exclusiveMaximum": -most});
+        values(&mut schema);
+        let (above, below) = (9_007_199_254_740_994.0, 9_007_199_254_740_992.0);
+        let want = json!({"minimum": above, "maximum": below, "exclusiveMinimum": -below, "exclusiveMaximum": -above});
+        assert_eq!(schema, want);
         let out = |schema: Value| out_of_reach(schema.as_object().expect("an object"));
-        assert_eq!(out(schema), None);
+        assert_eq!(out(json!({"maximum": 1})), None);
         assert_eq!(out(json!({"type": "integer", "exclusiveMinimum": 1e30})), Some("exclusiveMinimum"));
         assert_eq!(out(json!({"maximum": i64::MIN})), Some("maximum"));
     }

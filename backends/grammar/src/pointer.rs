@@ -19,6 +19,11 @@ pub(crate) fn resolve<'a>(root: &'a Value, target: &str) -> Option<(&'a Value, V
     spellings.into_iter().flatten().find_map(|path| follow(root, path))
 }
 
+/// Target of a reference inside `root`; `None` if it is not there, or in another document.
+pub fn referenced<'a>(root: &'a Value, target: &str) -> Option<&'a Value> {
+    if target == "#" { Some(root) } else { resolve(root, target).map(|(found, _)| found) }
+}
+
 /// Value at the end of a path, and the path with its indices in their shortest spelling: `00` and `+0` are the same place.
 fn follow(root: &Value, path: Vec<String>) -> Option<(&Value, Vec<String>)> {
     let mut value = root;

@@ -1,6 +1,7 @@
 //! JSON schemas from outside: bounded, freed of what a client must not set, and audited for keywords that the parser
 //! does not enforce.
 
+use crate::apart::are_apart;
 use crate::error::{GrammarError, too_large};
 use crate::kind::Kind;
 use crate::narrow;
@@ -82,7 +83,7 @@ pub(crate) const LIST: [&str; 5] = ["prefixItems", "items", "anyOf", "oneOf", "a
 /// Keywords whose value holds schemas by name.
 pub(crate) const NAMED: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 /// Keywords that name or describe, and constrain nothing.
-const ANNOTATIONS: [&str; 13] = [
+pub const ANNOTATIONS: [&str; 13] = [
     "$schema",
     "$id",
     "id",
@@ -342,7 +343,7 @@ impl<'a> Audit<'a> {
                     too_large(self.kind, "patternProperties in one object", named.len(), PATTERN_PROPERTIES_MAX)?;
                     named.keys().for_each(|pattern| self.pattern(pattern));
                 }
-                ("oneOf", Value::Array(options)) if options.len() > 1 && !are_apart(options) => {
+                ("oneOf", Value::Array(options)) if options.len() > 1 && !are_apart(options, self.root) => {
                     self.note("oneOf".to_owned(), pointer);
                 }
                 (_, Value::Number(count)) if COUNTS.contains(&key) => {
@@ -364,6 +365,10 @@ impl<'a> Audit<'a> {
         }
         if let Some(key) = narrow::out_of_reach(map) {
             let (feature, why) = (format!("`{key}` of {} at {pointer}/", map[key]), "numbers are counted in 64 bits");
+            return Err(GrammarError::Unsupported { kind: self.kind, feature, why });
+        }
+        if let Some((key, value)) = narrow::inexact_value(map) {
+            let (feature, why) = (format!("`{key}` with {value} at {pointer}/"), "whole numbers have at most 53 bits");
             return Err(GrammarError::Unsupported { kind: self.kind, feature, why });
         }
         too_large(self.kind, "optional properties in one object", optional(map), OPTIONAL_MAX)?;
@@ -507,7 +512,7 @@ impl<'a> Audit<'a> {
 }
 
 /// Number of values in a value, itself included.
-fn count(value: &Value) -> u64 {
+pub(crate) fn count(value: &Value) -> u64 {
     1 + match value {
         Value::Array(list) => list.iter().map(count).sum(),
         Value::Object(map) => map.values().map(count).sum(),
@@ -535,36 +540,6 @@ fn optional(map: &Map<String, Value>) -> usize {
 
 fn gcd(a: u128, b: u128) -> u128 {
     if b == 0 { a } else { gcd(b, a % b) }
-}
-
-/// Returns true if no value satisfies two of these schemas, as far as their types or constants tell.
-fn are_apart(options: &[Value]) -> bool {
-    let apart = |a: &Value, b: &Value| match (mark(a), mark(b)) {
-        (Some(a), Some(b)) => a.iter().any(|(key, value)| b.get(key).is_some_and(|other| other != value)),
-        _ => false,
-    };
-    options.iter().enumerate().all(|(at, a)| options[at + 1..].iter().all(|b| apart(a, b)))
-}
-
-/// Type and constants of a schema: what tells it from the others of a `oneOf`.
-fn mark(schema: &Value) -> Option<HashMap<String, &Value>> {
-    let map = schema.as_object()?;
-    let mut marks = HashMap::new();
-    // Numbers and integers overlap.
-    if let Some(kind) = map.get("type").filter(|kind| kind.is_string() && *kind != "integer" && *kind != "number") {
-        marks.insert(String::new(), kind);
-    }
-    if let Some(value) = map.get("const") {
-        marks.insert("const".to_owned(), value);
-    }
-    let required = map.get("required").and_then(Value::as_array);
-    let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|other| other == name));
-    for (name, property) in map.get("properties").and_then(Value::as_object).into_iter().flatten() {
-        if let Some(value) = property.get("const").filter(|_| is_required(name)) {
-            marks.insert(format!("/{name}"), value);
-        }
-    }
-    Some(marks)
 }
 
 #[cfg(test)]

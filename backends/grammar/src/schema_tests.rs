@@ -50,7 +50,65 @@ fn a_one_of_is_enforced_where_its_options_cannot_meet() {
     let tagged = |tag: &str| json!({"type": "object", "properties": {"t": {"const": tag}}, "required": ["t"]});
     assert!(options(tagged("a"), tagged("b")).is_empty());
     assert_eq!(options(tagged("a"), tagged("a")), ["`oneOf` at /"]);
-    assert_eq!(options(json!({"type": "integer"}), json!({"type": "number"})), ["`oneOf` at /"]);
+    for meets in [
+        [json!({"type": "integer"}), json!({"type": "number"})],
+        // A value that is no object satisfies both.
+        [
+            json!({"properties": {"k": {"const": "a"}}, "required": ["k"]}),
+            json!({"properties": {"k": {"const": "b"}}, "required": ["k"]}),
+        ],
+        [json!({"const": 1}), json!({"const": 1.0})],
+        [json!({"const": [1, {"a": 2}]}), json!({"const": [1.0, {"a": 2e0}]})],
+        [json!({"enum": ["a", "b"]}), json!({"enum": ["b", "c"]})],
+        [json!({"type": ["string", "null"]}), json!({"type": ["null", "array"]})],
+        [json!({"properties": {"t": {"const": "a"}}, "type": "object"}), tagged("b")],
+        [json!({"$ref": "#/oneOf/1"}), json!({"$ref": "#/oneOf/0"})],
+    ] {
+        let [a, b] = meets;
+        assert_eq!(options(a.clone(), b.clone()), ["`oneOf` at /"], "{a} {b}");
+    }
+    for apart in [
+        [json!({"type": "string"}), json!({"type": "integer"})],
+        [json!({"type": "string"}), json!({"type": ["number", "null"]})],
+        [json!({"enum": ["a", 1]}), json!({"enum": ["b", 2]})],
+        [json!({"enum": ["a", "b"]}), json!({"type": "integer"})],
+        [json!({"type": "object"}), json!({"type": "array"})],
+    ] {
+        let [a, b] = apart;
+        assert!(options(a.clone(), b.clone()).is_empty(), "{a} {b}");
+    }
+    let union = |kinds: [Value; 2]| {
+        let [a, b] = kinds;
+        let of = |kind: Value| json!({"type": "object", "properties": {"kind": kind}, "required": ["kind"]});
+        json!({
+            "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+            "discriminator": {"propertyName": "kind"},
+            "$defs": {"A": of(a), "B": of(b)},
+        })
+    };
+    assert!(reported(union([json!({"const": "a"}), json!({"enum": ["b", "c"]})])).is_empty());
+    assert_eq!(reported(union([json!({"const": "b"}), json!({"enum": ["b", "c"]})])), ["`oneOf` at /"]);
+}
+
+#[test]
+fn a_one_of_that_takes_long_to_look_at_is_named() {
+    let values = |from: usize| (from..from + 1100).collect::<Vec<_>>();
+    assert!(reported(json!({"oneOf": [{"enum": &values(0)[..900]}, {"enum": &values(900)[..900]}]})).is_empty());
+    assert_eq!(reported(json!({"oneOf": [{"enum": values(0)}, {"enum": values(1100)}]})), ["`oneOf` at /"]);
+}
+
+#[test]
+fn whole_numbers_that_would_be_written_as_others_are_named() {
+    for (keyword, value) in
+        [("const", json!(9_007_199_254_740_993_u64)), ("enum", json!([1, {"a": [-9_007_199_254_740_993_i64]}]))]
+    {
+        let refused = prepare_value(Kind::JsonSchema, json!({"items": {keyword: value}})).expect_err(keyword);
+        assert!(
+            matches!(&refused, GrammarError::Unsupported { feature, .. } if feature.contains("740993 at /items")),
+            "{refused}"
+        );
+    }
+    assert!(reported(json!({"const": 9_007_199_254_740_992_u64, "default": 9_007_199_254_740_993_u64})).is_empty());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::schema::{self, Unenforced};
 use llguidance::api::TopLevelGrammar;
 
 /// Longest text of a grammar, in bytes.
-pub(crate) const TEXT_BYTES_MAX: usize = 256 << 10;
+pub const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Longest regex, in bytes.
 const REGEX_BYTES_MAX: usize = 16 << 10;
 /// Most choices of [`Kind::Choice`].
@@ -76,7 +76,7 @@ impl Source {
             }
             Kind::JsonObject => plain(TopLevelGrammar::from_json_schema(schema::any_object())),
             Kind::Regex if text.is_empty() => plain(choice(&[String::new()])),
-            Kind::Regex => plain(TopLevelGrammar::from_regex(unanchored(text))),
+            Kind::Regex => plain(TopLevelGrammar::from_regex(&unanchored(text))),
             Kind::Lark => {
                 let (text, unenforced) = lark::prepare(text)?;
                 Prepared { grammar: TopLevelGrammar::from_lark(text), unenforced }
