@@ -1,5 +1,6 @@
 //! The functions of a request, as far as parsers and grammars need them: names, and types of parameters.
 
+use penstock_grammar::referenced;
 use serde_json::{Map, Value, json};
 
 /// Function that an answer may call.
@@ -44,7 +45,7 @@ impl CallableTool {
     pub(crate) fn kinds(&self, parameter: &str) -> Kinds {
         let schema = self.properties().and_then(|properties| properties.get(parameter));
         match (schema, &self.parameters) {
-            (Some(schema), Some(root)) => Kinds::of(schema, root, 0),
+            (Some(schema), Some(root)) => Kinds::of(schema, root),
             _ => Kinds::ANY,
         }
     }
@@ -66,12 +67,16 @@ pub(crate) fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let mut at = schema;
     // Bound of the chain: references may form a circle.
     for _ in 0..8 {
-        let Some(target) = at["$ref"].as_str().and_then(|name| name.strip_prefix('#')) else { return at };
-        let Some(found) = root.pointer(target) else { return at };
+        let Some(found) = at["$ref"].as_str().and_then(|target| referenced(root, target)) else { return at };
         at = found;
     }
     at
 }
+
+/// Deepest nesting of alternatives and references that [`Kinds::of`] looks at, and most schemas: alternatives may refer
+/// to each other.
+const KINDS_DEPTH_MAX: u8 = 16;
+const KINDS_SCHEMAS_MAX: u32 = 1000;
 
 /// Set of JSON types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,9 +91,16 @@ impl Kinds {
     const ARRAY: Self = Self(32);
     pub(crate) const ANY: Self = Self(63);
 
-    /// Types that a schema allows, by its `type`, `enum`, `const` and alternatives.
-    pub(crate) fn of(schema: &Value, root: &Value, depth: u8) -> Self {
-        let schema = resolved(schema, root);
+    /// Types that a schema of the document `root` allows, by its `type`, `enum`, `const`, references and alternatives.
+    pub(crate) fn of(schema: &Value, root: &Value) -> Self {
+        Self::within(schema, root, 0, &mut { KINDS_SCHEMAS_MAX })
+    }
+
+    fn within(schema: &Value, root: &Value, depth: u8, left: &mut u32) -> Self {
+        if depth > KINDS_DEPTH_MAX || *left == 0 {
+            return Self::ANY;
+        }
+        *left -= 1;
         let named = |value: &Value| value.as_str().map_or(Self::ANY, Self::named);
         let any = |values: &mut dyn Iterator<Item = Self>| values.fold(Self(0), |all, kind| Self(all.0 | kind.0));
         let mut allowed = match &schema["type"] {
@@ -102,9 +114,15 @@ impl Kinds {
         if let Some(value) = schema.get("const") {
             allowed.0 &= Self::of_value(value).0;
         }
+        if let Some(target) = schema["$ref"].as_str().and_then(|target| referenced(root, target)) {
+            allowed.0 &= Self::within(target, root, depth + 1, left).0;
+        }
+        for schema in schema["allOf"].as_array().into_iter().flatten() {
+            allowed.0 &= Self::within(schema, root, depth + 1, left).0;
+        }
         for key in ["anyOf", "oneOf"] {
-            if let Some(schemas) = schema[key].as_array().filter(|_| depth < 8) {
-                allowed.0 &= any(&mut schemas.iter().map(|schema| Self::of(schema, root, depth + 1))).0;
+            if let Some(schemas) = schema[key].as_array() {
+                allowed.0 &= any(&mut schemas.iter().map(|schema| Self::within(schema, root, depth + 1, left))).0;
             }
         }
         // A schema that allows nothing is the client's mistake: the value is taken as it comes.
@@ -203,7 +221,7 @@ mod tests {
 
     #[track_caller]
     fn check(schema: &Value, written: &str, json: &str) {
-        assert_eq!(Kinds::of(schema, schema, 0).json(written), json, "{schema}");
+        assert_eq!(Kinds::of(schema, schema).json(written), json, "{schema}");
     }
 
     #[test]
@@ -225,5 +243,19 @@ mod tests {
         check(&json!({}), "true", "true");
         check(&json!({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}}), "7", "7");
         check(&json!({"$ref": "#", "type": "integer"}), "7", "7");
+        let text = json!({"type": "string"});
+        check(&json!({"$ref": "#/$defs/List%3Cs%3E", "$defs": {"List<s>": text}}), "7", r#""7""#);
+        check(&json!({"$ref": "#/$defs/a~1b", "$defs": {"a/b": text}}), "true", r#""true""#);
+        check(&json!({"allOf": [{"$ref": "#/$defs/e"}], "$defs": {"e": {"enum": ["5"]}}}), "5", r#""5""#);
+        check(&json!({"$ref": "#/$defs/e", "type": "string", "$defs": {"e": {}}}), "5", r#""5""#);
+    }
+
+    #[test]
+    fn types_of_alternatives_that_refer_to_each_other_take_little_work() {
+        let alternatives: Vec<Value> = (0..100).map(|n| json!({"$ref": format!("#/$defs/{}", n % 3)})).collect();
+        let one = json!({"anyOf": alternatives});
+        let schema = json!({"$ref": "#/$defs/0", "$defs": {"0": one, "1": one, "2": one}});
+        // Without a bound these are 100 to the power of the depth.
+        assert_eq!(Kinds::of(&schema, &schema), Kinds::ANY);
     }
 }

@@ -116,6 +116,8 @@ enum At {
     Arguments(Box<dyn Arguments>),
     /// Behind a call, with the text since then.
     Tail(String),
+    /// Behind a call, with blanks since then that may stand in front of a mark.
+    Blanks(String),
 }
 
 /// Parser of one answer in a format with marks.
@@ -296,7 +298,7 @@ impl Framed {
                 tail.truncate(tail.len() - item.len());
                 self.head(end, tail, item, true, out);
             } else if [frame.drops, frame.nexts, frame.items, frame.ends].into_iter().any(begins) {
-                self.at = At::Tail(tail);
+                self.at = if rest.is_empty() { At::Blanks(tail) } else { At::Tail(tail) };
             } else {
                 self.at = At::Text;
                 self.replay(end - tail.len(), &tail, out);
@@ -317,7 +319,12 @@ impl ToolParser for Framed {
             }
             At::Object(call, before) => self.object(call, before, offset, c, out),
             At::Arguments(arguments) => self.arguments(arguments, offset, c, out),
-            At::Tail(mut tail) => {
+            // Further blanks say no more; each of them would be read anew.
+            At::Blanks(mut blanks) if c.is_whitespace() => {
+                blanks.push(c);
+                self.at = At::Blanks(blanks);
+            }
+            At::Tail(mut tail) | At::Blanks(mut tail) => {
                 tail.push(c);
                 self.tail(end, tail, out);
             }
@@ -333,7 +340,7 @@ impl ToolParser for Framed {
             At::Head { before, head, .. } => before + &head,
             At::Object(mut call, before) => before + &call.take_raw(),
             At::Arguments(mut arguments) => arguments.take_raw(),
-            At::Tail(tail) => tail,
+            At::Tail(tail) | At::Blanks(tail) => tail,
         };
         // Blanks behind a call are the model's layout.
         if !(self.calls && text.trim().is_empty()) {
@@ -377,5 +384,46 @@ impl Arguments for JsonArguments {
 
     fn take_raw(&mut self) -> String {
         String::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::{
+        ToolFormat::{DeepSeekV31, KimiK2, MiniMaxM2, Olmo3, Qwen3Coder},
+        tests::{check, parse},
+    };
+
+    #[test]
+    fn blanks_behind_a_call_are_read_once() {
+        let begun = Instant::now();
+        let blanks = " \n".repeat(400_000);
+        let call = "<tool_call>\n<function=f>\n</function>";
+        for (format, call, close) in [
+            (Qwen3Coder, call, "</tool_call>"),
+            (Olmo3, "<function_calls>f()", "</function_calls>"),
+            (MiniMaxM2, "<minimax:tool_call><invoke name=\"f\"></invoke>", "</minimax:tool_call>"),
+            (
+                KimiK2,
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+                "<|tool_calls_section_end|>",
+            ),
+            (
+                DeepSeekV31,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+                "<｜tool▁calls▁end｜>",
+            ),
+        ] {
+            for text in [format!("{call}{blanks}"), format!("{call}{blanks}{close}{blanks}")] {
+                let answer = parse(format, &text);
+                assert_eq!((answer.text.as_str(), answer.calls.len()), ("", 1), "{format:?}");
+            }
+        }
+        // Read anew for each of them, they take half an hour.
+        assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", begun.elapsed());
+        check(Qwen3Coder, &format!("{call} \n {}", &call["<tool_call>".len()..]), "", &[("f", "{}"), ("f", "{}")]);
+        check(Qwen3Coder, &format!("{call} \n x"), " \n x", &[("f", "{}")]);
     }
 }

@@ -1,13 +1,16 @@
 //! FunctionGemma's and Gemma 4's formats: `call:NAME{key:value,…}` between marks, with bare keys and with strings
 //! between two equal marks (`<escape>`, `<|"|>`).
 
+use std::collections::HashMap;
+
+use penstock_grammar::ANNOTATIONS;
 use serde_json::Value;
 
 use super::{
     CallableTool, Calls, Format, Make, Signs, ToolFormat,
-    callable::Kinds,
+    callable::{Kinds, resolved},
     frame::{Frame, Head},
-    grammar::{ANY_KEY, Begin, Lark, Parameters, Shape, parameters, quoted, string_pattern},
+    grammar::{ANY_KEY, Begin, Lark, Parameters, Part, Shape, members, parameters, quoted, string_pattern},
     loose::{Dialect, LooseArguments},
     marks::{Unread, in_name, literal, until},
 };
@@ -81,81 +84,129 @@ pub(super) const SHAPE_4: Shape = Shape {
     ..SHAPE
 };
 
-fn call(lark: &mut Lark<'_>, tool: &CallableTool, quote: &str, close: &str) -> Option<String> {
+fn call(lark: &mut Lark<'_>, tool: &CallableTool, quote: &'static str, close: &str) -> Option<String> {
     let any = any_value(lark, quote);
-    let arguments = object(lark, &parameters(tool)?, tool.strict, &any, quote, 0)?;
+    let mut writer = Writer { lark, strict: tool.strict, any, quote, rules: HashMap::new() };
+    let arguments = writer.object(&parameters(tool)?, 0)?;
     Some(format!("{} {arguments} {}", quoted(&tool.name), lark.literal(close)))
 }
 
 /// Deepest nesting of a schema that rules follow; what is deeper takes any value.
-const DEPTH_MAX: u8 = 16;
+const DEPTH_MAX: u8 = 32;
 
-fn object(
-    lark: &mut Lark<'_>,
-    parameters: &Parameters,
+/// Writer of the rules of one tool's arguments.
+struct Writer<'a, 'b> {
+    lark: &'a mut Lark<'b>,
     strict: bool,
-    any: &str,
-    quote: &str,
-    depth: u8,
-) -> Option<String> {
-    let members = match parameters {
-        Parameters::Listed(listed) => {
-            let mut members = Vec::new();
-            for (name, schema, required) in listed {
-                let value = value(lark, schema, strict, any, quote, depth + 1)?;
-                members.push((lark.rule(&format!("{} {value}", quoted(&format!("{name}:")))), *required));
-            }
-            lark.members(&members, ",")
-        }
-        Parameters::Any(schema) => {
-            let (key, value) = (lark.terminal(ANY_KEY), value(lark, schema, strict, any, quote, depth + 1)?);
-            let one = lark.rule(&format!("{key} \":\" {value}"));
-            format!("({one} (\",\" {one})*)?")
-        }
-    };
-    Some(lark.rule(&format!("\"{{\" {members} \"}}\"")))
+    /// Rule of any value.
+    any: String,
+    quote: &'static str,
+    /// Rules of the schemas that references reach, by their addresses: a schema may refer to itself.
+    rules: HashMap<*const Value, String>,
 }
 
-/// A value under a schema; `None` if a strict schema asks for more than rules can hold it to.
-fn value(lark: &mut Lark<'_>, schema: &Value, strict: bool, any: &str, quote: &str, depth: u8) -> Option<String> {
-    let mark = lark.literal(quote);
-    let kinds = Kinds::of(schema, schema, 0);
-    let kind = if kinds == Kinds::STRING { Some("string") } else { schema["type"].as_str() };
-    match kind {
-        _ if depth > DEPTH_MAX => (!strict).then(|| any.to_owned()),
-        Some("string") => match string_pattern(schema, quote) {
-            Ok(None) => Some(format!("{mark} {}", lark.text_until(quote))),
-            Ok(Some(pattern)) => {
-                let pattern = lark.terminal(&pattern);
-                Some(format!("{mark} {pattern} {mark}"))
-            }
-            Err(()) => (!strict).then(|| format!("{mark} {}", lark.text_until(quote))),
-        },
-        Some("integer" | "number" | "boolean" | "null") => Some(lark.json(schema, strict)),
-        Some("array") if schema.get("prefixItems").is_none() && schema.get("contains").is_none() => {
-            let item = match schema.get("items") {
-                Some(items) => value(lark, items, strict, any, quote, depth + 1)?,
-                None => any.to_owned(),
-            };
-            let item = lark.rule(&item);
-            let (least, most) = (schema["minItems"].as_u64().unwrap_or(0), schema["maxItems"].as_u64());
-            let items = match most {
-                Some(0) => String::new(),
-                _ => {
-                    let more = most.map(|most| (most - 1).to_string()).unwrap_or_default();
-                    let some = format!("{item} (\",\" {item}){{{},{more}}}", least.saturating_sub(1));
-                    if least == 0 { format!("({some})?") } else { some }
+impl Writer<'_, '_> {
+    fn object(&mut self, parameters: &Parameters<'_>, depth: u8) -> Option<String> {
+        let members = match parameters {
+            Parameters::Listed(listed) => {
+                let mut members = Vec::new();
+                for (name, part, required) in listed {
+                    let value = self.value(*part, depth + 1)?;
+                    let member = self.lark.rule(&format!("{} {value}", quoted(&format!("{name}:"))));
+                    members.push((member, *required));
                 }
+                self.lark.members(&members, ",")
+            }
+            Parameters::Any(part) => {
+                let (key, value) = (self.lark.terminal(ANY_KEY), self.value(*part, depth + 1)?);
+                let one = self.lark.rule(&format!("{key} \":\" {value}"));
+                format!("({one} (\",\" {one})*)?")
+            }
+        };
+        Some(self.lark.rule(&format!("\"{{\" {members} \"}}\"")))
+    }
+
+    /// A value under a schema; `None` if a strict schema asks for more than rules can hold it to.
+    fn value(&mut self, part: Part<'_>, depth: u8) -> Option<String> {
+        if self.lark.is_full() {
+            return Some(String::new());
+        }
+        let kinds = part.kinds();
+        if depth > DEPTH_MAX {
+            return self.anything();
+        }
+        if kinds == Kinds::STRING {
+            return self.string(part);
+        }
+        if kinds.are_plain() {
+            return Some(self.lark.part(part, self.strict));
+        }
+        let Some(target) = part.target() else {
+            return match self.strict {
+                true => None,
+                false => self.composed(part.of(resolved(part.schema, part.whole)), depth),
             };
-            Some(lark.rule(&format!("\"[\" {items} \"]\"")))
+        };
+        if std::ptr::eq(target.schema, part.schema) {
+            return self.composed(part, depth);
         }
-        Some("object") => {
-            let nested = CallableTool { parameters: Some(schema.clone()), strict, ..CallableTool::default() };
-            object(lark, &parameters(&nested)?, strict, any, quote, depth)
+        let address = std::ptr::from_ref(target.schema);
+        if let Some(rule) = self.rules.get(&address) {
+            return Some(rule.clone());
         }
-        None if kinds.are_plain() => Some(lark.json(schema, strict)),
-        _ if strict && schema.as_object().is_some_and(|schema| !schema.is_empty()) => None,
-        _ => Some(any.to_owned()),
+        let rule = self.lark.rule_name();
+        self.rules.insert(address, rule.clone());
+        let body = self.composed(target, depth + 1)?;
+        self.lark.set_rule(&rule, &body);
+        Some(rule)
+    }
+
+    /// A list, a map, or a value whose schema says nothing.
+    fn composed(&mut self, part: Part<'_>, depth: u8) -> Option<String> {
+        let schema = part.schema;
+        match schema["type"].as_str() {
+            Some("array") if schema.get("prefixItems").is_none() && schema.get("contains").is_none() => {
+                let item = match schema.get("items") {
+                    Some(items) => self.value(part.of(items), depth + 1)?,
+                    None => self.any.clone(),
+                };
+                let item = self.lark.rule(&item);
+                let (least, most) = (schema["minItems"].as_u64().unwrap_or(0), schema["maxItems"].as_u64());
+                let items = match most {
+                    Some(0) => String::new(),
+                    _ => {
+                        let more = most.map(|most| (most - 1).to_string()).unwrap_or_default();
+                        let some = format!("{item} (\",\" {item}){{{},{more}}}", least.saturating_sub(1));
+                        if least == 0 { format!("({some})?") } else { some }
+                    }
+                };
+                Some(self.lark.rule(&format!("\"[\" {items} \"]\"")))
+            }
+            Some("object") => {
+                let members = members(part, self.strict)?;
+                self.object(&members, depth)
+            }
+            _ => match schema {
+                Value::Object(schema) if !schema.keys().all(|key| ANNOTATIONS.contains(&key.as_str())) => {
+                    self.anything()
+                }
+                _ => Some(self.any.clone()),
+            },
+        }
+    }
+
+    /// Any value where the schema need not be followed.
+    fn anything(&self) -> Option<String> {
+        (!self.strict).then(|| self.any.clone())
+    }
+
+    fn string(&mut self, part: Part<'_>) -> Option<String> {
+        let mark = self.lark.literal(self.quote);
+        match string_pattern(part, self.quote) {
+            Ok(Some(pattern)) => Some(format!("{mark} {}", self.lark.pattern_until(&pattern, self.quote))),
+            Err(()) if self.strict => None,
+            Ok(None) | Err(()) => Some(format!("{mark} {}", self.lark.text_until(self.quote))),
+        }
     }
 }
 
@@ -164,11 +215,12 @@ fn any_value(lark: &mut Lark<'_>, quote: &str) -> String {
     let text = format!("{} {}", lark.literal(quote), lark.text_until(quote));
     let key = lark.terminal(ANY_KEY);
     let number = lark.terminal(r"/-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?/");
-    lark.recursive(|name| {
-        format!(
-            "{text} | {number} | \"true\" | \"false\" | \"null\" | \"[\" ({name} (\",\" {name})*)? \"]\" | \"{{\" ({key} \":\" {name} (\",\" {key} \":\" {name})*)? \"}}\""
-        )
-    })
+    let name = lark.rule_name();
+    let body = format!(
+        "{text} | {number} | \"true\" | \"false\" | \"null\" | \"[\" ({name} (\",\" {name})*)? \"]\" | \"{{\" ({key} \":\" {name} (\",\" {key} \":\" {name})*)? \"}}\""
+    );
+    lark.set_rule(&name, &body);
+    name
 }
 
 #[cfg(test)]

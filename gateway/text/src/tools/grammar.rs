@@ -11,10 +11,15 @@
 //! tokens, others as text.
 
 pub(super) use penstock_grammar::quoted;
-use penstock_grammar::{ends_in_escape, one_line, regex};
-use serde_json::{Map, Value, json};
+use std::collections::{HashMap, HashSet};
 
-use super::{CallableTool, callable::resolved};
+use penstock_grammar::{ANNOTATIONS, TEXT_BYTES_MAX, ends_in_escape, excerpt, merged, referenced, regex, text_pattern};
+use serde_json::{Value, json};
+
+use super::{
+    CallableTool,
+    callable::{Kinds, resolved},
+};
 use crate::reasoning::ReasoningMarkers;
 
 /// Demand of a request on the calls of its answer.
@@ -226,20 +231,38 @@ impl<'a> Lark<'a> {
     }
 
     fn add(&mut self, name: &str, options: &str, body: &str) -> String {
-        self.count += 1;
-        let name = format!("{name}{}", self.count);
-        self.rules.push_str(&format!("{name}{options}: {body}\n"));
+        let name = self.name(name);
+        self.define(&name, options, body);
         name
+    }
+
+    fn name(&mut self, name: &str) -> String {
+        self.count += 1;
+        format!("{name}{}", self.count)
+    }
+
+    fn define(&mut self, name: &str, options: &str, body: &str) {
+        if !self.is_full() {
+            self.rules.push_str(&format!("{name}{options}: {body}\n"));
+        }
+    }
+
+    /// Returns true once the rules are longer than any grammar may be: more of them would not be read.
+    pub(super) fn is_full(&self) -> bool {
+        self.rules.len() > TEXT_BYTES_MAX
     }
 
     pub(super) fn rule(&mut self, body: &str) -> String {
         self.add("r", "", body)
     }
 
-    /// A rule that may refer to itself by the name that it is given.
-    pub(super) fn recursive(&mut self, body: impl FnOnce(&str) -> String) -> String {
-        let name = format!("r{}", self.count + 1);
-        self.rule(&body(&name))
+    /// Name of a rule that [`Self::set_rule`] writes later, so that it may refer to itself.
+    pub(super) fn rule_name(&mut self) -> String {
+        self.name("r")
+    }
+
+    pub(super) fn set_rule(&mut self, name: &str, body: &str) {
+        self.define(name, "", body);
     }
 
     pub(super) fn terminal(&mut self, body: &str) -> String {
@@ -284,6 +307,16 @@ impl<'a> Lark<'a> {
         format!("{front}{} {}", if at == 0 { "?" } else { "" }, &sequence[at..])
     }
 
+    /// Text of a terminal's `pattern`, up to and including `end`. They are one lexeme as far as `end` is text: a lexeme is
+    /// as long as it can be, so a pattern by itself would take what `end` begins with.
+    pub(super) fn pattern_until(&mut self, pattern: &str, end: &str) -> String {
+        let sequence = self.literal(end);
+        // Terminals hold no special tokens.
+        let (front, rest) = sequence.split_at(sequence.find("<[").unwrap_or(sequence.len()));
+        let front = self.terminal(&format!("{pattern} {front}"));
+        format!("{front} {rest}")
+    }
+
     /// Text of an answer without calls: what matches `pattern` and contains no mark of the format.
     pub(super) fn free_text(&mut self, pattern: &str, begin: &str) -> String {
         let marks = self.marks.iter().copied().filter(|mark| *mark != begin).chain([begin]);
@@ -294,11 +327,18 @@ impl<'a> Lark<'a> {
         }
     }
 
-    /// A JSON value in a call, under a schema: with a blank behind each comma and colon, as templates write calls that a
-    /// model has made before, so that the model writes as it was taught to.
+    /// A JSON value in a call, under the schema of a document: with a blank behind each comma and colon, as templates
+    /// write calls that a model has made before, so that the model writes as it was taught to.
     pub(super) fn json(&mut self, schema: &Value, strict: bool) -> String {
-        let spaced = json!({ "item_separator": ", ", "key_separator": ": " });
-        self.json_with(schema, strict, spaced)
+        self.json_with(schema, strict, spaced())
+    }
+
+    /// A JSON value in a call, under a part of a document; see [`Self::json`].
+    pub(super) fn part(&mut self, part: Part<'_>, strict: bool) -> String {
+        match self.is_full() {
+            true => String::new(),
+            false => self.json(&excerpt(part.schema, part.whole), strict),
+        }
     }
 
     /// A JSON value under a schema, without blanks between its parts.
@@ -311,7 +351,7 @@ impl<'a> Lark<'a> {
         options["whitespace_flexible"] = false.into();
         options["lenient"] = (!strict).into();
         options["coerce_one_of"] = (!strict).into();
-        schema.insert("x-guidance".into(), options);
+        schema.insert(OPTIONS.into(), options);
         self.rule(&format!("%json {}", Value::Object(schema)))
     }
 
@@ -320,7 +360,10 @@ impl<'a> Lark<'a> {
         match form {
             ContentForm::Free => None,
             ContentForm::Object => Some(self.compact_json(&json!({ "type": "object" }), false)),
-            ContentForm::Json { schema, strict } => Some(self.compact_json(schema, *strict)),
+            ContentForm::Json { schema, strict } => {
+                let is_spaced = schema[OPTIONS]["item_separator"] == ", ";
+                Some(self.json_with(schema, *strict, if is_spaced { spaced() } else { json!({}) }))
+            }
             ContentForm::Regex(pattern) => Some(self.terminal(&regex(pattern))),
             ContentForm::Rules { start, rules } => {
                 self.rules.push_str(rules);
@@ -371,12 +414,66 @@ impl<'a> Lark<'a> {
     }
 }
 
+/// Field of a schema with the grammar library's options.
+const OPTIONS: &str = "x-guidance";
+
+fn spaced() -> Value {
+    json!({ "item_separator": ", ", "key_separator": ": " })
+}
+
+/// A schema inside of a document, where its references lead.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub(super) schema: &'a Value,
+    pub(super) whole: &'a Value,
+}
+
+impl<'a> Part<'a> {
+    /// Another schema of the document.
+    pub(super) fn of(self, schema: &'a Value) -> Self {
+        Self { schema, ..self }
+    }
+
+    pub(super) fn kinds(self) -> Kinds {
+        Kinds::of(self.schema, self.whole)
+    }
+
+    /// The schema that this one stands for: itself, or the one that its reference or only `allOf` names. `None` if
+    /// other keywords stand beside that.
+    pub(super) fn target(self) -> Option<Self> {
+        let mut at = self.schema;
+        // Bound of the chain: references may form a circle.
+        for _ in 0..8 {
+            let Some(map) = at.as_object() else { break };
+            let next = match (map.get("$ref"), map.get("allOf")) {
+                (None, None) => break,
+                (Some(Value::String(target)), None) => referenced(self.whole, target)?,
+                (None, Some(Value::Array(list))) => list.first().filter(|_| list.len() == 1)?,
+                _ => return None,
+            };
+            if map.keys().any(|key| key != "$ref" && key != "allOf" && !ANNOTATIONS.contains(&key.as_str())) {
+                return None;
+            }
+            at = next;
+        }
+        Some(self.of(at))
+    }
+
+    /// Keywords that constrain a value; `None` if they are no list.
+    pub(super) fn keywords(self) -> Option<Keywords<'a>> {
+        merged(self.schema, self.whole)
+    }
+}
+
+/// Keywords of a schema, with those that it takes from others.
+pub(super) type Keywords<'a> = HashMap<&'a str, &'a Value>;
+
 /// Parameters of a tool for formats that write them one by one.
-pub(super) enum Parameters {
-    /// Listed parameters: name, schema (with the definitions of the whole one), and whether it must be there.
-    Listed(Vec<(String, Value, bool)>),
+pub(super) enum Parameters<'a> {
+    /// Listed parameters: name, schema, and whether it must be there.
+    Listed(Vec<(&'a str, Part<'a>, bool)>),
     /// Any parameters, their values under this schema.
-    Any(Value),
+    Any(Part<'a>),
 }
 
 /// Keywords of an object's schema that a list of parameters cannot follow.
@@ -396,37 +493,43 @@ const BEYOND_LISTS: [&str; 13] = [
     "unevaluatedProperties",
 ];
 
+/// Schema of any value.
+static ANYTHING: Value = Value::Bool(true);
+
 /// Parameters of a tool; `None` if it is strict and has keywords that a list cannot follow.
-pub(super) fn parameters(tool: &CallableTool) -> Option<Parameters> {
-    let empty = json!({});
-    let whole = tool.parameters.as_ref().unwrap_or(&empty);
-    let root = tool.root().unwrap_or(&empty);
-    if tool.strict && BEYOND_LISTS.iter().any(|key| root.get(key).is_some()) {
+pub(super) fn parameters(tool: &CallableTool) -> Option<Parameters<'_>> {
+    let whole = tool.parameters.as_ref().unwrap_or(&ANYTHING);
+    members(Part { schema: whole, whole }, tool.strict)
+}
+
+/// Members of an object's schema; `None` if `strict` and the schema has keywords that a list cannot follow.
+pub(super) fn members(part: Part<'_>, strict: bool) -> Option<Parameters<'_>> {
+    let keywords = part.keywords();
+    if strict && keywords.as_ref().is_none_or(|all| BEYOND_LISTS.iter().any(|key| all.contains_key(key))) {
         return None;
     }
-    let with_definitions = |schema: &Value| {
-        let mut schema = schema.as_object().cloned().unwrap_or_default();
-        for key in ["$defs", "definitions"] {
-            if let (Some(definitions), false) = (whole.get(key), schema.contains_key(key)) {
-                schema.insert(key.into(), definitions.clone());
-            }
-        }
-        Value::Object(schema)
-    };
-    let none = Map::new();
-    let properties = root["properties"].as_object().unwrap_or(&none);
-    let required: Vec<&str> = root["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    if properties.is_empty() && required.is_empty() {
-        return Some(match &root["additionalProperties"] {
-            Value::Bool(false) => Parameters::Listed(Vec::new()),
-            schema => Parameters::Any(with_definitions(schema)),
+    // Keywords that are no list: those behind the reference.
+    let root = resolved(part.schema, part.whole);
+    let keyword = |key: &str| keywords.as_ref().map_or(root.get(key), |all| all.get(key).copied());
+    let required: Vec<&str> =
+        keyword("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let properties = keyword("properties").and_then(Value::as_object).filter(|properties| !properties.is_empty());
+    if properties.is_none() && required.is_empty() {
+        return Some(match keyword("additionalProperties") {
+            Some(Value::Bool(false)) => Parameters::Listed(Vec::new()),
+            schema => Parameters::Any(part.of(schema.unwrap_or(&ANYTHING))),
         });
     }
-    let listed = properties.iter().map(|(name, schema)| {
-        (name.clone(), with_definitions(resolved(schema, whole)), required.contains(&name.as_str()))
-    });
-    let unlisted = required.iter().filter(|name| !properties.contains_key(**name));
-    Some(Parameters::Listed(listed.chain(unlisted.map(|name| ((*name).to_owned(), json!({}), true))).collect()))
+    let names: HashSet<&str> = required.iter().copied().collect();
+    let listed = properties.into_iter().flatten().map(|(name, schema)| (name.as_str(), schema));
+    // A property under the schema `false` is never there.
+    let listed = listed.filter(|(name, schema)| *schema != &Value::Bool(false) || names.contains(name));
+    let listed = listed.map(|(name, schema)| (name, part.of(schema), names.contains(name)));
+    let is_unlisted = |name: &&&str| properties.is_none_or(|properties| !properties.contains_key(**name));
+    let unlisted = required.iter().filter(is_unlisted).map(|name| (*name, part.of(&ANYTHING), true));
+    let all: Vec<_> = listed.chain(unlisted).collect();
+    let is_impossible = all.iter().any(|(_, part, _)| part.schema == &Value::Bool(false));
+    if strict && is_impossible { None } else { Some(Parameters::Listed(all)) }
 }
 
 /// Pattern of a parameter's name where the schema names none.
@@ -434,33 +537,40 @@ pub(super) const ANY_KEY: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
 
 /// Texts that a string's schema allows, as a terminal without `end` in it; `Ok(None)`: any text. `Err`: the schema has
 /// keywords that a text between marks cannot be held to.
-pub(super) fn string_pattern(schema: &Value, end: &str) -> Result<Option<String>, ()> {
-    let listed = schema["enum"].as_array().map(Vec::as_slice).or(schema.get("const").map(std::slice::from_ref));
+pub(super) fn string_pattern(part: Part<'_>, end: &str) -> Result<Option<String>, ()> {
+    let schema = part.keywords().ok_or(())?;
+    let listed = schema.get("enum").and_then(|values| values.as_array()).map(Vec::as_slice);
+    let listed = listed.or(schema.get("const").map(|value| std::slice::from_ref(*value)));
+    let mut parts = Vec::new();
     if let Some(values) = listed {
+        let constant = schema.get("const").copied();
         let texts: Vec<String> = values
             .iter()
+            .filter(|value| constant.is_none_or(|constant| constant == *value))
             .filter_map(Value::as_str)
             .filter(|text| end.is_empty() || !text.contains(end))
             .map(quoted)
             .collect();
-        return if texts.is_empty() { Err(()) } else { Ok(Some(format!("({})", texts.join(" | ")))) };
-    }
-    if ["format", "anyOf", "oneOf", "allOf", "not", "contentEncoding"].iter().any(|key| schema.get(key).is_some()) {
+        if texts.is_empty() {
+            return Err(());
+        }
+        parts.push(format!("({})", texts.join(" | ")));
+    } else if ["format", "anyOf", "oneOf", "not", "contentEncoding"].iter().any(|key| schema.contains_key(key)) {
         return Err(());
     }
-    let mut parts = Vec::new();
-    let (least, most) = (schema["minLength"].as_u64(), schema["maxLength"].as_u64());
+    let count = |key: &str| schema.get(key).and_then(|count| count.as_u64());
+    let (least, most) = (count("minLength"), count("maxLength"));
     if least.is_some_and(|least| least > 0) || most.is_some() {
         let most = most.map(|most| most.to_string()).unwrap_or_default();
         parts.push(format!("/(?s:.){{{},{most}}}/", least.unwrap_or(0)));
     }
-    if let Some(pattern) = schema["pattern"].as_str() {
+    if let Some(pattern) = schema.get("pattern").and_then(|pattern| pattern.as_str()) {
         parts.push(whole_pattern(pattern)?);
     }
     if parts.is_empty() {
         return Ok(None);
     }
-    if !end.is_empty() {
+    if !end.is_empty() && (listed.is_none() || parts.len() > 1) {
         parts.push(format!("~/(?s:.*){}(?s:.*)/", escaped(end)));
         parts.push("/(?s:.*)/".into());
     }
@@ -492,7 +602,7 @@ fn whole_pattern(pattern: &str) -> Result<String, ()> {
     {
         return Err(());
     }
-    let inner = one_line(inner);
+    let inner = text_pattern(inner);
     if inner.is_empty() && front.is_empty() && back.is_empty() {
         return Err(());
     }
@@ -523,6 +633,7 @@ mod tests {
         assert_eq!(whole_pattern("^[^a]$").as_deref(), Ok("/([^a])/"));
         assert_eq!(whole_pattern(r"^a\\$").as_deref(), Ok(r"/(a\\)/"));
         assert_eq!(whole_pattern(r"^a\$").as_deref(), Ok(r"/(a\$)(?s:.*)/"));
+        assert_eq!(whole_pattern(r"^\d\W$").as_deref(), Ok(r"/([0-9][^0-9a-zA-Z_])/"));
         assert_eq!(whole_pattern(r"a\\^b"), Err(()));
         assert_eq!(whole_pattern("^a|b"), Err(()));
         assert_eq!(whole_pattern("a$b"), Err(()));

@@ -7,7 +7,7 @@
 use super::{
     CallableTool, Calls, Format, Make, Signs, ToolFormat,
     frame::{Frame, Head},
-    grammar::{ANY_KEY, Begin, Lark, Parameters, Shape, parameters, quoted},
+    grammar::{ANY_KEY, Begin, Keywords, Lark, Parameters, Shape, parameters, quoted},
     loose::{Dialect, LooseArguments},
     marks::{Unread, in_name, optional, until},
 };
@@ -107,16 +107,21 @@ fn call(lark: &mut Lark<'_>, tool: &CallableTool) -> Option<String> {
     let arguments = match parameters(tool)? {
         Parameters::Listed(listed) => {
             let mut members = Vec::new();
-            for (name, schema, required) in listed {
-                let plain =
-                    schema["type"] == "boolean" && schema.get("enum").is_none() && schema.get("const").is_none();
-                let value = if plain { r#"("True" | "False")"#.to_owned() } else { lark.json(&schema, tool.strict) };
+            for (name, part, required) in listed {
+                let is_plain = |all: Keywords<'_>| {
+                    let is_open = !all.contains_key("enum") && !all.contains_key("const");
+                    is_open && all.get("type").is_some_and(|kind| *kind == "boolean")
+                };
+                let value = match !lark.is_full() && part.keywords().is_some_and(is_plain) {
+                    true => r#"("True" | "False")"#.to_owned(),
+                    false => lark.part(part, tool.strict),
+                };
                 members.push((lark.rule(&format!("{} {value}", quoted(&format!("{name}=")))), required));
             }
             lark.members(&members, ", ")
         }
-        Parameters::Any(schema) => {
-            let (key, value) = (lark.terminal(ANY_KEY), lark.json(&schema, tool.strict));
+        Parameters::Any(part) => {
+            let (key, value) = (lark.terminal(ANY_KEY), lark.part(part, tool.strict));
             let one = lark.rule(&format!("{key} \"=\" {value}"));
             format!("({one} (\", \" {one})*)?")
         }

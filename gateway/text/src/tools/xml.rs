@@ -5,13 +5,11 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use super::{
     CallableTool,
     callable::{Kinds, escape, kinds},
     frame::{Arguments, Step},
-    grammar::{ANY_KEY, Lark, Parameters, parameters, string_pattern},
+    grammar::{ANY_KEY, Lark, Parameters, Part, parameters, string_pattern},
     json::{JsonScan, Verdict},
     marks::{Marks, Unread},
 };
@@ -49,19 +47,20 @@ pub(super) struct Written {
 /// Rules of a tool's parameters, one after the other in the order of the schema; `None` if they cannot hold a strict
 /// tool to its schema.
 pub(super) fn parameters_grammar(lark: &mut Lark<'_>, tool: &CallableTool, written: &Written) -> Option<String> {
-    let value = |lark: &mut Lark<'_>, schema: &Value| {
-        if Kinds::of(schema, schema, 0) != Kinds::STRING {
-            let json = lark.json(schema, tool.strict);
+    let value = |lark: &mut Lark<'_>, part: Part<'_>| {
+        if lark.is_full() {
+            return Some(String::new());
+        }
+        if part.kinds() != Kinds::STRING {
+            let json = lark.part(part, tool.strict);
             let end = lark.literal(&format!("{}{}{}", written.line, written.close, written.after));
             return Some(format!("{} {json} {end}", lark.literal(written.json)));
         }
         let open = lark.literal(written.string);
-        let value = match string_pattern(schema, written.close) {
+        let value = match string_pattern(part, written.close) {
             Ok(None) => format!("{} {}", lark.text_until(written.close), lark.literal(written.after)),
             Ok(Some(pattern)) => {
-                let end = lark.literal(&format!("{}{}{}", written.line, written.close, written.after));
-                let pattern = lark.terminal(&pattern);
-                format!("{pattern} {end}")
+                lark.pattern_until(&pattern, &format!("{}{}{}", written.line, written.close, written.after))
             }
             Err(()) if tool.strict => return None,
             Err(()) => format!("{} {}", lark.text_until(written.close), lark.literal(written.after)),
@@ -71,15 +70,15 @@ pub(super) fn parameters_grammar(lark: &mut Lark<'_>, tool: &CallableTool, writt
     match parameters(tool)? {
         Parameters::Listed(listed) => {
             let mut all = Vec::new();
-            for (name, schema, required) in listed {
-                let value = value(lark, &schema)?;
+            for (name, part, required) in listed {
+                let value = value(lark, part)?;
                 let one = lark.rule(&format!("{} {value}", lark.literal(&format!("{}{name}", written.open))));
                 all.push(if required { one } else { format!("{one}?") });
             }
             Some(all.join(" "))
         }
-        Parameters::Any(schema) => {
-            let value = value(lark, &schema)?;
+        Parameters::Any(part) => {
+            let value = value(lark, part)?;
             let key = lark.terminal(ANY_KEY);
             let one = lark.rule(&format!("{} {key} {value}", lark.literal(written.open)));
             Some(format!("{one}*"))

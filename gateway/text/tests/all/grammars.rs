@@ -290,6 +290,122 @@ fn arguments_in_json_are_spaced_as_templates_space_them() {
     assert!(seen > 50, "{seen}");
 }
 
+/// Tells of a text whether a call's grammar takes it whole.
+fn takes(family: &str, tool: &CallableTool, text: &str) -> bool {
+    let family = FAMILIES.iter().find(|one| one.format.name() == family).expect("a family");
+    let rule = CallRule { demand: CallDemand::Named(tool.name.clone()), ..CallRule::default() };
+    let model = family.model();
+    let grammar = model.answer_grammar(std::slice::from_ref(tool), &rule).expect("a grammar");
+    let mut matcher = Matcher::new(factory(&model).create_parser(TopLevelGrammar::from_lark(grammar.clone())));
+    assert_eq!(matcher.get_error(), None, "{}: {grammar}", family.format.name());
+    let ids = model.encode(text, false).expect("short");
+    ids.iter().all(|&id| matcher.consume_token(id).is_ok()) && matcher.is_accepting().is_ok_and(|is| is)
+}
+
+/// Checks values of the only parameter of a strict tool in Qwen3-Coder's format.
+#[track_caller]
+fn check_parameter(parameters: Value, good: &[&str], bad: &[&str]) {
+    let tool = CallableTool::new("f", Some(&parameters.to_string()), true);
+    let call = |value: &str| {
+        format!("<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>")
+    };
+    good.iter().for_each(|value| assert!(takes("qwen3_coder", &tool, &call(value)), "{value} under {parameters}"));
+    bad.iter().for_each(|value| assert!(!takes("qwen3_coder", &tool, &call(value)), "{value} under {parameters}"));
+}
+
+/// A reference to the whole schema is one to the arguments, in formats that write them one by one, too.
+#[test]
+fn strict_tools_may_be_recursive() {
+    let node = json!({
+        "type": "object", "required": ["value", "children"], "additionalProperties": false,
+        "properties": {"value": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}},
+    });
+    let tool = CallableTool::new("add", Some(&node.to_string()), true);
+    for (family, call, good) in [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=add>\n<parameter=value>\nx\n</parameter>\n<parameter=children>\n[]\n</parameter>\n</function>\n</tool_call>",
+            r#"[{"value": "y", "children": [{"value": "z", "children": []}]}]"#,
+        ),
+        (
+            "glm",
+            "<tool_call>add\n<arg_key>value</arg_key>\n<arg_value>x</arg_value>\n<arg_key>children</arg_key>\n<arg_value>[]</arg_value>\n</tool_call>",
+            r#"[{"value": "y", "children": [{"value": "z", "children": []}]}]"#,
+        ),
+        (
+            "pythonic",
+            r#"[add(value="x", children=[])]"#,
+            r#"[{"value": "y", "children": [{"value": "z", "children": []}]}]"#,
+        ),
+        (
+            "gemma4",
+            r#"<|tool_call>call:add{value:<|"|>x<|"|>,children:[]}<tool_call|>"#,
+            r#"[{value:<|"|>y<|"|>,children:[{value:<|"|>z<|"|>,children:[]}]}]"#,
+        ),
+    ] {
+        for (children, is_good) in [("[]", true), (good, true), ("[[]]", false), ("[{}]", false)] {
+            let (front, back) = call.rsplit_once("[]").expect("the children");
+            assert_eq!(takes(family, &tool, &format!("{front}{children}{back}")), is_good, "{family}: {children}");
+        }
+    }
+}
+
+#[test]
+fn references_of_parameters_keep_what_stands_beside_them() {
+    let whole = |parameter: Value| {
+        json!({
+            "type": "object", "properties": {"a": parameter}, "required": ["a"], "additionalProperties": false,
+            "$defs": {
+                "n": {"type": "integer", "minimum": 1}, "e": {"enum": ["x", "y"], "title": "E"}, "s": {"type": "string", "maxLength": 3},
+                "List<n>": {"type": "array", "items": {"$ref": "#/$defs/n"}},
+            },
+        })
+    };
+    check_parameter(whole(json!({"$ref": "#/$defs/n", "maximum": 5})), &["1", "5"], &["0", "6"]);
+    check_parameter(whole(json!({"$ref": "#/$defs/List%3Cn%3E", "maxItems": 1})), &["[]", "[7]"], &["[0]", "[7, 8]"]);
+    check_parameter(
+        whole(json!({"type": "array", "items": {"$ref": "#/properties/a/x"}, "x": {"const": 7}})),
+        &["[7]"],
+        &["[8]"],
+    );
+    check_parameter(whole(json!({"$ref": "#/$defs/s", "minLength": 2})), &["ab", "abc"], &["a", "abcd"]);
+    check_parameter(whole(json!({"allOf": [{"$ref": "#/$defs/e"}], "default": "x"})), &["x", "y"], &["z", "\"x\""]);
+    check_parameter(whole(json!({"enum": ["ab", "c"], "minLength": 2})), &["ab"], &["c", "x"]);
+    // What closes the value is not its text, however much more that may have.
+    check_parameter(whole(json!({"type": "string", "maxLength": 40})), &["", "ab", "a\nb\n"], &[&"a".repeat(41)]);
+}
+
+#[test]
+fn patterns_of_parameters_have_the_digits_and_blanks_of_ecma() {
+    let string =
+        |pattern: &str| json!({"properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]});
+    check_parameter(string(r"^\d+$"), &["12"], &["\u{663}", "a", ""]);
+    check_parameter(string(r"^\w+$"), &["a_1"], &["\u{e9}"]);
+    check_parameter(string(r"^[^\s]+$"), &["a\u{e9}"], &["\u{feff}", "\u{85}", " "]);
+    check_parameter(string(r"^a\/b/c$"), &["a/b/c"], &["a/bc"]);
+}
+
+/// A schema that refers to itself twice, in a format whose grammar follows nested schemas: each has one rule.
+#[test]
+fn grammars_of_wide_recursion_are_short() {
+    let children: serde_json::Map<String, Value> =
+        (0..8).map(|n| (format!("c{n}"), json!({"$ref": "#/$defs/node"}))).collect();
+    let schema = json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": children}}});
+    let many: serde_json::Map<String, Value> =
+        (0..20_000).map(|n| (format!("p{n}"), json!({"$ref": "#/$defs/big"}))).collect();
+    let big = json!({"type": "integer", "enum": (0..2_000).collect::<Vec<_>>()});
+    let copied = json!({"properties": many, "$defs": {"big": big}});
+    for family in &FAMILIES {
+        let grammar = |schema: &Value| {
+            let tool = CallableTool::new("f", Some(&schema.to_string()), false);
+            family.model().answer_grammar(&[tool], &CallRule::default()).expect("a grammar").len()
+        };
+        assert!(grammar(&schema) < 20_000, "{}", family.format.name());
+        // Nothing is written beyond what any grammar may have.
+        assert!(grammar(&copied) < 4 << 20, "{}", family.format.name());
+    }
+}
+
 /// Reasoning in the grammar itself: the answer behind it is held all the same.
 #[test]
 fn reasoning_may_stand_in_front() {
