@@ -15,6 +15,8 @@ const COMPLETION_TOKENS: u64 = 16;
 /// Estimated use of a call, with a likely value and an upper bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Guess {
+    /// True if a limit counts tokens or money of the call, so that they were estimated.
+    pub(super) metered: bool,
     /// Bytes of the prompt that the estimate is based on.
     pub(super) body_bytes: u64,
     likely: Parts,
@@ -35,7 +37,7 @@ pub(super) struct Guess {
 
 /// Service tier that a call asks for; our own pools have only the standard one.
 pub(super) fn tier_of(call: &Call, entry: &Entry) -> ServiceTier {
-    if entry.billing.own { ServiceTier::Standard } else { call.peek.service_tier }
+    entry.billing.tier(call.peek.service_tier)
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +90,7 @@ impl Guess {
         let parts =
             |input: u64, output: u64, attempts: u64| Parts { input, output, nano_usd: price(input, output, attempts) };
         Self {
+            metered: true,
             body_bytes,
             likely: parts(
                 counted.unwrap_or_else(|| learned.prompt_tokens(body_bytes)),

@@ -20,6 +20,7 @@ mod paces;
 mod refusals;
 mod reservation;
 mod restore;
+mod rounding;
 mod rules;
 mod shared;
 mod status;
@@ -66,6 +67,7 @@ use penstock_upstream::Open;
 use penstock_upstream::call::Call;
 use refusals::Refusals;
 use restore::Sums;
+use rounding::Rounding;
 use rules::Who;
 use shared::{BEGIN_MAX, Refused, Shared};
 use subjects::{Seen, Subjects};
@@ -85,6 +87,8 @@ pub struct Governor {
     /// Writer of the ledger; empty without a store.
     journal: OnceLock<Journal>,
     subjects: Subjects,
+    /// Rounding of costs for the ledger.
+    rounding: Rounding,
     /// Debounced log of the counters that refuse requests.
     refusals: Refusals,
     /// Counters shared with other gateways; empty where this gateway counts alone.
@@ -142,6 +146,7 @@ impl Governor {
             metrics,
             journal: OnceLock::new(),
             subjects: Subjects::default(),
+            rounding: Rounding::default(),
             refusals: Refusals::default(),
             shared: OnceLock::new(),
             assumed: Arc::default(),
@@ -343,6 +348,7 @@ pub async fn admit(
     let (guess, opener) = guessed(governor, &limits, &who, call, entry, free).await?;
     let reservation = Reservation::new(governor.clone(), call, entry, guess);
     let mut held = reserve(governor, &limits, &who, reservation).await?;
+    limits.iter().for_each(|limit| governor.count_allowed(limit));
     if noted {
         held.note(opened(governor, &limits, &who, ledger_id(call), call.ask.label(), &call.tags));
     }
@@ -495,6 +501,7 @@ pub async fn admit_plain(
     let mut held = Reservation::opaque(governor.clone(), entry);
     held.dialect = plain.dialect;
     let mut held = reserve(governor, &limits, &who, held).await?;
+    limits.iter().for_each(|limit| governor.count_allowed(limit));
     if noted {
         held.note(opened(governor, &limits, &who, new_request_id(), plain.route, &[]));
     }
@@ -587,7 +594,6 @@ async fn reserve(
             reservation.hold(hold);
             reservation = together(governor, limits, &claims[..shared], reservation, &mut standings, now).await?;
             reservation.tell(limit_headers::fields(reservation.dialect, &standings, now));
-            limits.iter().for_each(|limit| governor.count_allowed(limit));
             Ok(reservation)
         }
         Err(denied) => {

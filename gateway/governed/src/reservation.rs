@@ -76,6 +76,8 @@ pub struct Reservation {
     fields: Vec<(HeaderName, HeaderValue)>,
     /// Whether the request has reached its upstream, which may then bill the prompt.
     sent: Sent,
+    /// True if the answer has begun.
+    is_begun: bool,
     /// True if the request failed because the upstream exceeded a timeout.
     timed_out: bool,
     /// Entry in the ledger while the request runs; `None`: the ledger does not note the request.
@@ -107,6 +109,7 @@ impl Reservation {
             by_provider: Vec::new(),
             fields: Vec::new(),
             sent: Sent::default(),
+            is_begun: false,
             timed_out: false,
             entry: None,
             status: 0,
@@ -172,7 +175,7 @@ impl Reservation {
 
     /// Notes that the answer has begun: status 200, and the time of its first event.
     pub(super) fn begun(&mut self) {
-        self.status = 200;
+        (self.status, self.is_begun) = (200, true);
         self.entry.iter_mut().for_each(|entry| entry.first = entry.first.or_else(|| Some(Instant::now())));
     }
 
@@ -235,11 +238,11 @@ impl Reservation {
         !self.billing.own && course.target.is_none() && !course.attempts.is_empty()
     }
 
-    /// Returns true if some target has the prompt and may bill for it without an answer.
+    /// Returns true if some target has the prompt and may bill for it: it was given up, or its answer has begun.
     fn has_prompt(&self, end: End, course: &Course) -> bool {
         match course.attempts.is_empty() {
-            true => self.sent.get() && (end == End::Gone || self.timed_out),
-            false => course.attempts.iter().any(bill::may_bill),
+            true => self.sent.get() && (end == End::Gone || self.timed_out || self.is_begun),
+            false => course.attempts.iter().any(|attempt| bill::may_bill(attempt) || bill::has_begun(attempt)),
         }
     }
 
@@ -339,10 +342,11 @@ impl Reservation {
         let total_ms = began.elapsed().as_millis() as u64;
         journal.settle(slot, |mut opened| {
             self.tell_end(&mut opened.subject, used);
+            let micro_usd = self.governor.rounding.micro_usd(&opened, used.nano_usd);
             Entry {
                 opened,
                 tokens,
-                micro_usd: used.nano_usd.div_ceil(1000),
+                micro_usd,
                 status: self.status,
                 outcome: outcome.into(),
                 attempts: self.course.attempts.len().max(1) as u32,
@@ -366,9 +370,10 @@ impl Reservation {
         }
     }
 
+    /// Counts the reserved and the used amounts of a request whose tokens or money a limit counts.
     fn measure(&self, account: &Account) {
         let governor = &self.governor;
-        if account.reserved_tokens + account.tokens == 0 {
+        if !self.guess.metered || account.reserved_tokens + account.tokens == 0 {
             return;
         }
         let usd = |nano: u64| nano as f64 / 1e9;

@@ -73,6 +73,11 @@ impl Billing {
         prices.map(|price| nano(&price.at(tier), prompt_tokens, 0, 0, 0)).sum()
     }
 
+    /// Service tier of a request that asks for this one; our own pools have only the standard one.
+    pub fn tier(&self, asked: ServiceTier) -> ServiceTier {
+        if self.own { ServiceTier::Standard } else { asked }
+    }
+
     /// Price of an answer by the target with this id; the dearest price for a target that the model has no more.
     pub fn price_of(&self, target: &str) -> Option<Price> {
         let found = self.targets.iter().find(|(id, _)| **id == *target);
@@ -83,9 +88,17 @@ impl Billing {
 /// Outcomes of attempts that were given up while the target worked on them.
 const MAY_BILL: [&str; 3] = ["timeout", "abandoned", "overtaken"];
 
+/// Outcomes of attempts whose answers had begun.
+const ANSWERED: [&str; 2] = ["answered", "broke"];
+
 /// Returns true if an attempt had received the prompt when it was given up.
 pub fn may_bill(attempt: &Attempt) -> bool {
     attempt.sent && MAY_BILL.contains(&attempt.outcome)
+}
+
+/// Returns true if an attempt's answer had begun, so that the target has computed the prompt.
+pub fn has_begun(attempt: &Attempt) -> bool {
+    ANSWERED.contains(&attempt.outcome)
 }
 
 fn dearer(one: Price, other: Price) -> Price {
