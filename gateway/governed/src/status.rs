@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use penstock_govern::{For, Limit, Unit};
+use penstock_govern::{Claim, For, Limit, Measure, Standing, Unit};
 use serde_json::{Value, json};
 
 use super::rules::{self, Who};
-use super::{Governor, Rules};
+use super::{Governor, Rules, shared};
 use penstock_auth::Principal;
 use penstock_relay::models::Entry;
 
@@ -29,10 +29,13 @@ impl Effect<'_> {
     }
 }
 
-/// Limits that the principal is under, with its own counters. Counters of others are visible to them and to the operator only.
-pub fn status(governor: &Governor, effect: &Effect<'_>, principal: &Principal, from: Option<IpAddr>) -> Value {
-    let own = effect.rules.limits().iter().filter(|limit| is_own(limit, principal));
-    let limits: Vec<Value> = own.map(|limit| one(governor, effect, limit, principal, from)).collect();
+/// Limits that the principal is under, with its own counters: of all gateways together, where they share them. Counters
+/// of others are visible to them and to the operator only.
+pub async fn status(governor: &Governor, effect: &Effect<'_>, principal: &Principal, from: Option<IpAddr>) -> Value {
+    let mut limits = Vec::new();
+    for limit in effect.rules.limits().iter().filter(|limit| is_own(limit, principal)) {
+        limits.push(one(governor, effect, limit, principal, from).await);
+    }
     json!({ "limits": limits })
 }
 
@@ -43,7 +46,7 @@ fn is_own(limit: &Limit, principal: &Principal) -> bool {
         || principal.limits.iter().any(|id| **id == *limit.id)
 }
 
-fn one(
+async fn one(
     governor: &Governor,
     effect: &Effect<'_>,
     limit: &Arc<Limit>,
@@ -51,27 +54,30 @@ fn one(
     from: Option<IpAddr>,
 ) -> Value {
     let why = ineffective(effect, limit);
-    let measures: Vec<Value> = limit
-        .measures
-        .iter()
-        .map(|measure| {
-            let shown = |amount: u64| match measure.unit {
-                Unit::NanoUsd => json!(amount as f64 / 1e9),
-                _ => json!(amount),
-            };
-            let mut out = json!({ "measure": measure.name(), "max": shown(measure.max) });
-            let who = Who { principal, model: "", providers: &[], from };
-            let subjects = rules::subjects(&[limit], &who);
-            let (mut state, now) = governor.state();
-            let own = &subjects[subjects.len() - 1].1;
-            let standing = state.book.standing(&limit.id, own, *measure, now);
-            drop(state);
-            out["used"] = shown(standing.used);
-            out["reserved"] = shown(standing.reserved);
-            out["reset_ms"] = json!(standing.reset_ms);
-            out
+    let who = Who { principal, model: "", providers: &[], from };
+    let subjects = rules::subjects(&[limit], &who);
+    let own = &subjects[subjects.len() - 1].1;
+    let standing = |measure: &Measure| Counted {
+        subject: own.to_string(),
+        measure: *measure,
+        standing: governor.standing(&limit.id, own, *measure),
+    };
+    let mut counted: Vec<Counted> = limit.measures.iter().map(standing).collect();
+    governor.look(limit, &mut counted).await;
+    let measure = |Counted { measure, standing, .. }: &Counted| {
+        let shown = |amount: u64| match measure.unit {
+            Unit::NanoUsd => json!(amount as f64 / 1e9),
+            _ => json!(amount),
+        };
+        json!({
+            "measure": measure.name(),
+            "max": shown(measure.max),
+            "used": shown(standing.used),
+            "reserved": shown(standing.reserved),
+            "reset_ms": standing.reset_ms,
         })
-        .collect();
+    };
+    let measures: Vec<Value> = counted.iter().map(measure).collect();
     json!({
         "id": &*limit.id,
         "for": limit.applies,
@@ -131,24 +137,65 @@ pub struct CounterState {
     pub reset_ms: u64,
 }
 
+/// Standing of one counter of a limit.
+struct Counted {
+    subject: String,
+    measure: Measure,
+    standing: Standing,
+}
+
+impl From<Counted> for CounterState {
+    fn from(Counted { subject, measure, standing }: Counted) -> Self {
+        let amount = |amount: u64| if measure.unit == Unit::NanoUsd { amount as f64 / 1e9 } else { amount as f64 };
+        Self {
+            subject,
+            measure: measure.name(),
+            max: amount(measure.max),
+            used: amount(standing.used),
+            reserved: amount(standing.reserved),
+            reset_ms: standing.reset_ms,
+        }
+    }
+}
+
 impl Governor {
-    /// Counters of the limit that are in use, each with its subject, bound, use and reset time.
+    /// Counters of the limit that are in use here, as this gateway counts them.
     pub fn counters(&self, limit: &Limit) -> Vec<CounterState> {
+        self.counted(limit).into_iter().map(CounterState::from).collect()
+    }
+
+    /// Counters of the limit that are in use here, each with its subject, bound, use and reset time. Counters that
+    /// gateways share have the use by all of them, the others' leases included, as the shared store last told it.
+    pub async fn counters_together(&self, limit: &Limit) -> Vec<CounterState> {
+        let mut counted = self.counted(limit);
+        self.look(limit, &mut counted).await;
+        counted.into_iter().map(CounterState::from).collect()
+    }
+
+    fn counted(&self, limit: &Limit) -> Vec<Counted> {
         let mut out = Vec::new();
         let (mut state, now) = self.state();
         for measure in &limit.measures {
-            let amount = |amount: u64| if measure.unit == Unit::NanoUsd { amount as f64 / 1e9 } else { amount as f64 };
             state.book.standings(&limit.id, *measure, now, &mut |subject, standing| {
-                out.push(CounterState {
-                    subject: subject.to_owned(),
-                    measure: measure.name(),
-                    max: amount(measure.max),
-                    used: amount(standing.used),
-                    reserved: amount(standing.reserved),
-                    reset_ms: standing.reset_ms,
-                });
+                out.push(Counted { subject: subject.to_owned(), measure: *measure, standing });
             });
         }
         out
+    }
+
+    /// Raises the standings to the use by all gateways together, where they share their counters.
+    async fn look(&self, limit: &Limit, counted: &mut [Counted]) {
+        let Some(shared) = self.shared.get() else { return };
+        let mut claims = Vec::with_capacity(counted.len());
+        for Counted { subject, measure, .. } in &*counted {
+            claims.push(Claim { limit: &limit.id, subject, measure: *measure, amount: 0, tag: 0 });
+        }
+        let used = shared.look(&claims).await;
+        for (Counted { measure, standing, .. }, used) in counted.iter_mut().zip(used) {
+            if used > standing.used {
+                standing.used = used;
+                standing.reset_ms = standing.reset_ms.max(shared::wait_ms(measure.span).unwrap_or(0));
+            }
+        }
     }
 }

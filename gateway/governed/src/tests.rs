@@ -17,6 +17,7 @@ use penstock_http::{Body, BodyBudget};
 use penstock_kv_feed::Feed;
 use penstock_relay::models::{Models, Sources};
 use penstock_relay::{Billing, ModelConfig, Policy, RelayConfig, Sticky, TargetConfig};
+use penstock_store::MemoryCounters;
 use penstock_types::ask::Ask;
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
@@ -36,6 +37,10 @@ const NO_TIERS: Tiers = Tiers { flex: 0.0, priority: 0.0 };
 enum Act {
     /// The request is answered with a complete answer.
     Answer,
+    /// The answer begins without any text, and nothing follows.
+    Begin,
+    /// The answer begins without any text, and breaks.
+    Break,
     /// The request is never sent.
     Wait,
     /// The request is sent and never answered.
@@ -67,7 +72,13 @@ impl Upstream for Double {
     }
 
     async fn open(&self, _: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
-        let answer = Answer { act: self.act, is_pool: self.is_pool, tier: self.tier, sent: origin.sent.clone() };
+        let answer = Answer {
+            act: self.act,
+            is_pool: self.is_pool,
+            tier: self.tier,
+            sent: origin.sent.clone(),
+            is_begun: false,
+        };
         if self.act != Act::Wait {
             origin.sent.set();
         }
@@ -115,12 +126,24 @@ struct Answer {
     is_pool: bool,
     tier: Option<ServiceTier>,
     sent: Sent,
+    is_begun: bool,
 }
 
 impl Events for Answer {
     fn poll_events(&mut self, _: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
-        if self.act != Act::Answer {
-            return Poll::Pending;
+        match self.act {
+            Act::Answer => {}
+            Act::Begin | Act::Break if !self.is_begun => {
+                self.is_begun = true;
+                let role = r#"data: {"choices":[{"delta":{"role":"assistant"}}]}"#;
+                out.push(ChatEvent::Raw(role.into()));
+                return Poll::Ready(Ok(true));
+            }
+            Act::Break => {
+                let fault = ProviderFault::new(FaultClass::Truncated, "cut");
+                return Poll::Ready(Err(Failure::provider(fault)));
+            }
+            _ => return Poll::Pending,
         }
         out.push(ChatEvent::Text { choice: 0, text: "word".into(), logprobs: vec![], tokens: vec![] });
         Poll::Ready(Ok(false))
@@ -239,9 +262,12 @@ impl Bed {
         };
         let mut events = opened?;
         let mut said = Vec::new();
-        match poll_fn(|context| Poll::Ready(events.poll_events(context, &mut said))).await {
-            Poll::Ready(Err(failure)) => Err(failure),
-            Poll::Ready(Ok(_)) | Poll::Pending => Ok(Some(events)),
+        loop {
+            match poll_fn(|context| Poll::Ready(events.poll_events(context, &mut said))).await {
+                Poll::Ready(Err(failure)) => return Err(failure),
+                Poll::Ready(Ok(true)) => {}
+                Poll::Ready(Ok(false)) | Poll::Pending => return Ok(Some(events)),
+            }
         }
     }
 
@@ -339,7 +365,7 @@ async fn check_left(way: Way, act: Act, limit: &Limit, prompt: Option<u64>) {
     let text = body(r#","max_tokens":100"#);
     // Dropped: the client has left.
     let ended = bed.ask(&text).await;
-    assert_eq!(ended.is_err(), matches!(act, Act::Timeout | Act::Refuse), "{way:?} {act:?}");
+    assert_eq!(ended.is_err(), matches!(act, Act::Timeout | Act::Refuse | Act::Break), "{way:?} {act:?}");
     drop(ended);
     let expected = match prompt {
         Some(prompt) => units(prompt, 0, 0),
@@ -357,15 +383,76 @@ async fn a_prompt_that_was_sent_and_not_waited_for_counts() {
         for way in [Way::Pool, Way::RelayedPool] {
             check_left(way, Act::Wait, limit, Some(0)).await;
             check_left(way, Act::Silence, limit, Some(PROMPT)).await;
+            check_left(way, Act::Begin, limit, Some(PROMPT)).await;
             check_left(way, Act::Refuse, limit, Some(0)).await;
         }
         for way in [Way::Provider, Way::RelayedProvider] {
             check_left(way, Act::Wait, limit, Some(0)).await;
             check_left(way, Act::Silence, limit, Some(guessed).filter(|_| !is_most)).await;
             check_left(way, Act::Timeout, limit, Some(guessed).filter(|_| !is_most)).await;
+            check_left(way, Act::Begin, limit, Some(guessed).filter(|_| !is_most)).await;
+            check_left(way, Act::Break, limit, Some(guessed).filter(|_| !is_most)).await;
             check_left(way, Act::Refuse, limit, Some(0)).await;
         }
     }
+}
+
+/// Budget of two gateways, each of which has used nearly half of it.
+#[tokio::test]
+async fn counters_that_gateways_share_show_what_all_of_them_have_used() {
+    let store: Arc<dyn Counters> = Arc::new(MemoryCounters::default());
+    let money = Measure { unit: Unit::NanoUsd, span: Span::Month, max: 10_000_000 };
+    let limit = Limit { measures: vec![money], ..limit() };
+    let beds = ["a", "b"].map(|holder| {
+        let bed = Bed::new(Way::Provider, Act::Answer, &limit);
+        let _ = bed.governor.shared.set(Arc::new(Shared::with_store(store.clone(), holder)));
+        bed
+    });
+    for bed in beds.iter().cycle().take(2 * 180) {
+        drop(bed.ask(&body(r#","max_tokens":1"#)).await.expect("room"));
+    }
+    // Beside the used amount the other gateway's lease counts: a hundredth of the budget or the need of a request.
+    let is_both = |used: f64| (0.009..0.0095).contains(&used);
+    for Bed { governor, rules, entry } in &beds {
+        let (limit, used) = (&rules.limits()[0], |counters: Vec<CounterState>| counters[0].used);
+        assert_eq!(used(governor.counters(limit)), 0.0045);
+        let together = used(governor.counters_together(limit).await);
+        assert!(is_both(together), "{together}");
+        let effect = Effect { rules, models: std::slice::from_ref(entry), named: vec![] };
+        let status = status(governor, &effect, &Principal::default(), None).await;
+        let used = &status["limits"][0]["measures"][0]["used"];
+        assert!(used.as_f64().is_some_and(is_both), "{status}");
+    }
+}
+
+/// Number of a metric's samples with `unit`, as `/metrics` shows them.
+fn metric(bed: &Bed, name: &str, label: &str) -> f64 {
+    let text = bed.governor.metrics.render(&[]);
+    let of = |line: &str| line.strip_prefix(name)?.strip_prefix(label)?.trim().parse::<f64>().ok();
+    text.lines().find_map(of).unwrap_or(0.0)
+}
+
+#[tokio::test]
+async fn only_requests_whose_tokens_a_limit_counts_are_measured_as_reserved_and_settled() {
+    let requests = Limit { measures: vec![Measure { unit: Unit::Requests, span: Span::Minute, max: 9 }], ..limit() };
+    for (limit, settled) in [(limit(), (PROMPT + ANSWER) as f64), (requests, 0.0)] {
+        let bed = Bed::new(Way::Provider, Act::Answer, &limit);
+        drop(bed.ask(&body(r#","max_tokens":1"#)).await.expect("room"));
+        assert_eq!(metric(&bed, "penstock_limit_settled_total", "{unit=\"tokens\"}"), settled, "{limit:?}");
+        let exceeded = metric(&bed, "penstock_limit_exceeded_total", "{unit=\"usd\"}");
+        assert_eq!(exceeded, 0.0, "{limit:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_counted_as_allowed_once() {
+    let bed = Bed::new(Way::Provider, Act::Answer, &limit());
+    let mut call = Bed::call(&body("")).await.expect("a call");
+    would_admit(&bed.governor, &bed.rules, &Principal::default(), &mut call, &bed.entry).await.expect("room");
+    let allowed = |bed: &Bed| metric(bed, "penstock_limit_decisions_total", "{limit=\"it\",decision=\"allowed\"}");
+    assert_eq!(allowed(&bed), 0.0);
+    drop(bed.ask(&body("")).await.expect("room"));
+    assert_eq!(allowed(&bed), 1.0);
 }
 
 /// Counters of this process and of the one that it hands over to, after `act` in this one.

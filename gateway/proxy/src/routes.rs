@@ -72,7 +72,8 @@ pub(crate) async fn serve(
             exchange.respond(200, &text, gateway.render_metrics().into()).await?;
         }
         Route::Status => {
-            let status = penstock_governed::status(&gateway.governor, &serving.effect(), principal, exchange.client());
+            let (effect, from) = (serving.effect(), exchange.client());
+            let status = penstock_governed::status(&gateway.governor, &effect, principal, from).await;
             json(exchange, status.to_string()).await?;
         }
         Route::Stored(route) => Box::pin(stored::serve(gateway, exchange, route, principal)).await?,

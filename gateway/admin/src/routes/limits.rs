@@ -114,7 +114,7 @@ pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Json<L
     found(&admin, &id).map(|state| Json(state.into()))
 }
 
-/// Counters of a limit that are in use, as this gateway counts them.
+/// Counters of a limit that are in use at this gateway, each with the use by all gateways where they share it.
 #[utoipa::path(get, path = "/admin/v1/limits/{id}/counters", tag = "limits", operation_id = "list_counters",
     params(("id" = String, Path, max_length = 256, description = "Id of the limit."), ListQuery),
     responses((status = 200, description = "Counters.", body = Page<Counter>)), security(("admin_key" = ["viewer"])))]
@@ -124,7 +124,6 @@ pub(crate) async fn counters(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Counter>>, ApiError> {
     let limit = found(&admin, &id)?.limit;
-    Page::cut(admin.gateway.governor.counters(&limit).into_iter().map(Counter::from).collect(), &query, |counter| {
-        &counter.id
-    })
+    let counters = admin.gateway.governor.counters_together(&limit).await;
+    Page::cut(counters.into_iter().map(Counter::from).collect(), &query, |counter: &Counter| &counter.id)
 }

@@ -38,19 +38,19 @@ pub(super) async fn seen(watched: &Watched, keys: &mut Keys, now: Now) -> Seen {
     let serving = watched.gateway.serving();
     let own = serving.config.auth.keys.iter().filter_map(|key| Some((key.id.to_string(), key.scope.expires?)));
     Seen {
-        budgets: budgets(watched),
+        budgets: budgets(watched).await,
         providers: providers(watched),
         workers: workers(watched),
         keys: own.chain(keys.ends.iter().cloned()).collect(),
     }
 }
 
-fn budgets(watched: &Watched) -> Vec<Budget> {
+async fn budgets(watched: &Watched) -> Vec<Budget> {
     let mut out = Vec::new();
     for limit in
         watched.gateway.limits().into_iter().map(|state| state.limit).filter(|limit| limit.measures(Unit::NanoUsd))
     {
-        for counter in watched.gateway.governor.counters(&limit) {
+        for counter in watched.gateway.governor.counters_together(&limit).await {
             if counter.measure.starts_with("usd_") {
                 let (limit, measure) = (limit.id.to_string(), counter.measure.to_owned());
                 let (subject, used, max) = (counter.subject, counter.used - counter.reserved, counter.max);

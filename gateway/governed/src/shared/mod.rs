@@ -27,6 +27,7 @@
 //! take:   leases += portion                         request: left → held      settle: held → spent (told later)
 //! ```
 
+mod look;
 mod report;
 
 use std::collections::{HashMap, HashSet};
@@ -73,6 +74,8 @@ pub(super) struct Shared {
     /// Lock between questions and reports of leases. Questions take it shared; a report of the leases takes it alone,
     /// so that each question is answered or given up before. Held no longer than the store's deadline.
     turn: RwLock<()>,
+    /// Uses by all gateways, for those who look at counters.
+    looks: Mutex<look::Looks>,
     /// Number of times that lost counters were restored from the ledger.
     restored: AtomicU64,
     /// Number of requests that stopped waiting for a slow store.
@@ -187,7 +190,8 @@ struct Want {
 impl Shared {
     pub(super) fn new(counters: Arc<dyn Counters>, holder: String, ledger: Option<Sums>) -> Self {
         let (state, turn) = (Mutex::default(), RwLock::default());
-        Self { counters, holder, ledger, state, turn, restored: AtomicU64::new(0), slow: AtomicU64::new(0) }
+        let looks = Mutex::default();
+        Self { counters, holder, ledger, state, turn, looks, restored: AtomicU64::new(0), slow: AtomicU64::new(0) }
     }
 
     /// Number of requests that stopped waiting for a slow store.
@@ -495,6 +499,16 @@ fn want(claim: &Claim<'_>) -> Want {
     let lapses = window.end().unwrap_or(now + IN_FLIGHT_SECONDS);
     let counter = name(claim.limit, claim.subject, claim.measure);
     Want { key: (counter, window), sliding, max: claim.measure.max, amount: claim.amount, lapses }
+}
+
+#[cfg(test)]
+impl Shared {
+    /// Portions of a gateway that has checked the store.
+    pub(super) fn with_store(counters: Arc<dyn Counters>, holder: &str) -> Self {
+        let shared = Self::new(counters, holder.into(), None);
+        shared.state().is_begun = true;
+        shared
+    }
 }
 
 #[cfg(test)]

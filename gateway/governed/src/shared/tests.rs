@@ -56,9 +56,7 @@ fn measure(unit: Unit, span: Span, max: u64) -> Measure {
 
 /// A gateway that has checked the store.
 fn begun(store: &Arc<Store>, name: &str) -> Shared {
-    let shared = Shared::new(store.clone(), name.into(), None);
-    shared.state().is_begun = true;
-    shared
+    Shared::with_store(store.clone(), name)
 }
 
 async fn try_take(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {
