@@ -144,8 +144,9 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     let admitted = watched(exchange, Box::pin(admit::admit(gateway, &serving, &principal, call))).await??;
     let (call, entry) = (admitted.call.clone(), &admitted.entry);
     trail.model = Some(entry.name.to_string());
-    trail.price = entry.price;
+    (trail.price, trail.tier) = (entry.price, entry.billing.tier(call.peek.service_tier));
     trail.stream = Some(call.stream);
+    trail.choices = u64::from(call.peek.choices.max(1)) * u64::from(call.peek.prompts.max(1));
     trail.tags.clone_from(&call.tags);
     trail.live.iter().for_each(|live| live.asks(&entry.name, call.stream));
     trail.operation = Some(call.ask.surface.operation());
@@ -161,7 +162,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     answer.keep(keeping);
     let mut events = watched(exchange, admitted.open(origin)).await??;
     if says_cost {
-        events = Box::new(penstock_relay::cost::Priced::new(events, price, stream));
+        events = Box::new(penstock_relay::cost::Priced::new(events, price, trail.tier, stream));
     }
     let ended = pump::run(exchange, events.as_mut(), &mut answer, trail, config.commit, config.heartbeat).await;
     trail.facts = Some(events.facts());

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::Method;
-use penstock_types::{ChatEvent, FinishReason};
+use penstock_types::{ChatEvent, FinishReason, ServiceTier};
 use tokio::time::Instant;
 
 use crate::gateway::Gateway;
@@ -59,6 +59,8 @@ pub struct Trail {
     pub operation: Option<&'static str>,
     /// Whether the answer is streamed; `None` before the body is read.
     pub stream: Option<bool>,
+    /// Number of answers that the request asks for, choices times prompts.
+    pub choices: u64,
     /// Tags that plugins put into the log.
     pub tags: Vec<(String, String)>,
     /// Names of request fields that were ignored.
@@ -73,10 +75,14 @@ pub struct Trail {
     pub live: Option<Entry>,
     /// Prices, where they do not depend on the target that answered.
     pub price: Option<Price>,
+    /// Service tier that the request asks for.
+    pub tier: ServiceTier,
     /// Finish reasons of the choices, in the order in which they finished.
     finish: Vec<&'static str>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
+    /// Number of batches of events with content.
+    batches: u64,
     failure: Option<(String, Option<String>)>,
     /// Id of the limit that refused the request, with its measure.
     limit: Option<String>,
@@ -93,6 +99,7 @@ impl Trail {
             model: None,
             operation: None,
             stream: None,
+            choices: 1,
             tags: Vec::new(),
             ignored: Vec::new(),
             trace: None,
@@ -100,9 +107,11 @@ impl Trail {
             course: Course::default(),
             live: None,
             price: None,
+            tier: ServiceTier::Standard,
             finish: Vec::new(),
             first_token: None,
             last_token: None,
+            batches: 0,
             failure: None,
             limit: None,
             client_gone: false,
@@ -111,16 +120,33 @@ impl Trail {
 
     /// Notes a batch of events: first and last token, finish reasons.
     pub fn events(&mut self, events: &[ChatEvent]) {
-        let now = Instant::now();
+        let (now, mut has_content) = (Instant::now(), false);
         for event in events {
             match event {
                 ChatEvent::Finish { reason, .. } => self.finish.push(reason.name()),
-                ChatEvent::Usage(_) | ChatEvent::Prompt { .. } => continue,
+                ChatEvent::Usage(_) | ChatEvent::Prompt { .. } | ChatEvent::Vector { .. } | ChatEvent::Score { .. } => {
+                    continue;
+                }
                 _ => {}
             }
+            has_content = true;
+        }
+        if has_content {
             self.first_token.get_or_insert(now);
             self.last_token = Some(now);
+            self.batches += 1;
         }
+    }
+
+    /// TTFT and TPOT in seconds, as far as the events tell them: an answer that comes as a whole has no time of a first token,
+    /// and no time between tokens. Tokens of several choices are generated at the same time.
+    fn token_times(&self) -> (Option<f64>, Option<f64>) {
+        let is_told = self.stream == Some(true) || self.batches > 1;
+        let first = self.first_token.filter(|_| is_told);
+        let between =
+            self.first_token.zip(self.last_token).filter(|_| self.batches > 1).map(|(first, last)| last - first);
+        let tokens = self.facts.map_or(0, |facts| facts.completion_tokens);
+        (first.map(|first| (first - self.started).as_secs_f64()), tpot(between, tokens.div_ceil(self.choices.max(1))))
     }
 
     /// Number of choices of the answer that have finished so far.
@@ -142,9 +168,7 @@ impl Trail {
     /// Writes the access log line, the metrics and the trace of the request.
     pub(crate) fn end(mut self, gateway: &Gateway, carried: &Carried<'_>) {
         let seconds = self.started.elapsed().as_secs_f64();
-        let ttft = self.first_token.map(|first| (first - self.started).as_secs_f64());
-        let tokens = self.facts.map_or(0, |facts| facts.completion_tokens);
-        let tpot = tpot(self.first_token.zip(self.last_token).map(|(first, last)| last - first), tokens);
+        let (ttft, tpot) = self.token_times();
         self.measure(gateway, carried.status, seconds, ttft, tpot);
         if self.finish.is_empty() {
             self.finish.extend(self.course.finish.map(FinishReason::name));
@@ -207,7 +231,7 @@ impl Trail {
     /// Cost in dollars, where the prices of the target that answered are known.
     fn cost_usd(&self) -> Option<f64> {
         let facts = self.facts?;
-        cost(facts, self.course.price.or(self.price)?)
+        cost(facts, self.course.price.or(self.price)?, self.tier)
     }
 
     /// Ends the trace. Text that a client or a provider wrote is not in it.
@@ -275,5 +299,52 @@ impl Trail {
                 metrics.observe(Metric::TokenUsage, &labels, count as f64);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn text() -> ChatEvent {
+        ChatEvent::Text { choice: 0, text: "a".into(), logprobs: Vec::new(), tokens: Vec::new() }
+    }
+
+    /// TTFT and TPOT of an answer of nine tokens whose batches come a second apart, the first after a second.
+    fn times(stream: bool, choices: u64, batches: Vec<Vec<ChatEvent>>) -> (Option<f64>, Option<f64>) {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+        runtime.block_on(async {
+            let mut trail = Trail::new(Instant::now());
+            trail.facts = Some(Facts { completion_tokens: 9, ..Facts::default() });
+            (trail.stream, trail.choices) = (Some(stream), choices);
+            for batch in batches {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                trail.events(&batch);
+            }
+            trail.token_times()
+        })
+    }
+
+    #[test]
+    fn an_answer_that_comes_as_a_whole_has_no_time_of_its_first_token() {
+        let finish = || ChatEvent::Finish { choice: 0, reason: FinishReason::Stop, stop: None };
+        assert_eq!(times(false, 1, vec![vec![ChatEvent::Raw("{}".into())]]), (None, None));
+        assert_eq!(times(false, 1, vec![vec![text(), finish()]]), (None, None));
+        assert_eq!(times(true, 1, vec![vec![text(), finish()]]), (Some(1.0), None));
+        assert_eq!(times(true, 1, vec![vec![text()], vec![finish()]]), (Some(1.0), Some(0.125)));
+        // Our own pools tell their tokens as they come, whatever the client has asked for.
+        assert_eq!(times(false, 1, vec![vec![text()], vec![text()], vec![finish()]]), (Some(1.0), Some(0.25)));
+        assert_eq!(times(true, 3, vec![vec![text()], vec![text()]]), (Some(1.0), Some(0.5)));
+    }
+
+    #[test]
+    fn vectors_and_scores_are_no_tokens() {
+        let vector = || ChatEvent::Vector { index: 0, values: vec![1.0] };
+        let score = || ChatEvent::Score { index: 0, score: 1.0 };
+        assert_eq!(times(false, 1, vec![vec![vector()], vec![vector()]]), (None, None));
+        assert_eq!(times(true, 1, vec![vec![score()], vec![score()]]), (None, None));
     }
 }

@@ -12,7 +12,7 @@ use penstock_base::error::Failure;
 use penstock_proto::ErrorKind;
 use penstock_telemetry::access_log::millis;
 use penstock_telemetry::{Attempt, Metric};
-use penstock_types::{FaultClass, ProviderFault, Surface};
+use penstock_types::{FaultClass, ProviderFault, ServiceTier, Surface};
 use penstock_upstream::call::Call;
 use penstock_upstream::lane::Why;
 use penstock_upstream::{Asker, Facts, Origin};
@@ -264,7 +264,7 @@ impl Pick {
     /// Cost of an answer in dollars at the target that is asked; `None`: its price is not known, or no tokens were
     /// counted.
     pub fn cost(&self, facts: Facts) -> Option<f64> {
-        cost(facts, self.core.price(self.index)?)
+        cost(facts, self.core.price(self.index)?, ServiceTier::Standard)
     }
 
     /// Ends the pick, and takes out the targets that were asked, in the order of their outcome. A target without an
