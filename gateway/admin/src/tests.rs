@@ -464,7 +464,7 @@ fn usage_is_summed_by_anything() {
     };
     let entry = |at: u64, key: &str, model: &str| Entry {
         opened: opened(at, key, model),
-        tokens: Tokens { input: 10, output: 5, ..Tokens::default() },
+        tokens: Tokens { input: 10, input_written: 3, output: 5, ..Tokens::default() },
         micro_usd: 250_000,
         status: 200,
         ..Entry::default()
@@ -481,7 +481,8 @@ fn usage_is_summed_by_anything() {
     assert_eq!(rest["data"][0]["groups"]["key"], "b");
     assert_eq!(api.get("/admin/v1/usage?from=0&until=4000&key=b")["data"][0]["requests"], 1);
     let requests = api.get("/admin/v1/usage/requests?from=1500&until=4000&order=asc&limit=1");
-    assert_eq!(requests["data"][0]["request_id"], "req_2000");
+    let first = &requests["data"][0];
+    assert_eq!((&first["request_id"], &first["input_written_tokens"]), (&"req_2000".into(), &3.into()));
     let next = requests["next"].as_str().expect("there is more");
     let rest = api.get(&format!("/admin/v1/usage/requests?from=1500&until=4000&order=asc&after={next}"));
     assert_eq!((&rest["data"][0]["request_id"], &rest["next"]), (&"req_3000".into(), &Value::Null));

@@ -251,6 +251,7 @@ pub(crate) struct Entry {
     tags: Vec<String>,
     input_tokens: u64,
     input_cached_tokens: u64,
+    input_written_tokens: u64,
     output_tokens: u64,
     reasoning_tokens: u64,
     /// Cost in dollars.
@@ -285,6 +286,7 @@ impl From<StoreEntry> for Entry {
             tags,
             input_tokens: tokens.input,
             input_cached_tokens: tokens.input_cached,
+            input_written_tokens: tokens.input_written,
             output_tokens: tokens.output,
             reasoning_tokens: tokens.reasoning,
             usd: micro_usd as f64 / 1e6,
