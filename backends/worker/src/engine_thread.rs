@@ -15,7 +15,7 @@ use crate::grammars::{Admitted, Compiler, Compiling, Done, Later};
 use crate::inbox::{Command, StepAge};
 use crate::session::Phase;
 use crate::shelf::{Read, Shelf};
-use crate::tiers::{Ahead, Tell, Tiers};
+use crate::tiers::{Ahead, Released, Tell, Tiers};
 use crate::transfer::{About, Peers};
 use crate::troubles::Troubles;
 use crate::turns::Turns;
@@ -362,21 +362,22 @@ impl Desk {
         }
     }
 
-    /// Goes on with a request whose grammar is known now. The request was accepted before: a drain that began meanwhile
+    /// Goes on with the requests whose grammar is known now. They were accepted before: a drain that began meanwhile
     /// concerns later ones.
-    fn compiled(&mut self, id: WorkId) {
-        let waited = self.compiler.as_mut().and_then(|compiler| compiler.take(id));
-        let Some(Compiling { generate, later }) = waited else { return };
-        if self.is_draining {
-            self.engine.go_on(generate);
-        } else {
-            self.submit(generate);
+    fn compiled(&mut self, job: WorkId) {
+        let waited = self.compiler.as_mut().map_or_else(Vec::new, |compiler| compiler.compiled(job));
+        for Compiling { generate, later } in waited {
+            if self.is_draining {
+                self.engine.go_on(generate);
+            } else {
+                self.submit(generate);
+            }
+            later.into_iter().for_each(|command| match command {
+                Later::Window(window) => self.window(window),
+                Later::Cancel(cancel) => self.cancel(cancel),
+            });
+            self.is_untold = true;
         }
-        later.into_iter().for_each(|command| match command {
-            Later::Window(window) => self.window(window),
-            Later::Cancel(cancel) => self.cancel(cancel),
-        });
-        self.is_untold = true;
     }
 
     /// Extends a window, wherever the request is.
@@ -409,10 +410,11 @@ impl Desk {
     }
 
     /// Submits the requests that the tiers release.
-    fn submit_all(&mut self, ready: impl FnOnce(&mut Tiers, &mut Engine) -> Vec<Generate>) {
+    fn submit_all(&mut self, ready: impl FnOnce(&mut Tiers, &mut Engine) -> Vec<Released>) {
         let Some(tiers) = &mut self.tiers else { return };
-        for generate in ready(tiers, &mut self.engine) {
+        for Released { generate, windows } in ready(tiers, &mut self.engine) {
             self.engine.submit(generate);
+            windows.iter().for_each(|window| self.engine.window(window));
         }
         self.is_untold |= tiers.take_news();
     }

@@ -150,6 +150,7 @@ impl Truth {
         if output.attempt != self.attempt {
             return Ok(Accepted::Nothing { dropped: count });
         }
+        let goes_on = output.finish.is_some() && self.has_begun();
         let choice = self
             .choices
             .get_mut(output.choice as usize)
@@ -159,9 +160,13 @@ impl Truth {
         }
         if let Some(finish) = &output.finish
             && finish.reason == FinishReason::Failed as i32
-            && matches!(ErrorKind::from_wire(finish.error_kind), ErrorKind::Draining | ErrorKind::WorkerFailed)
         {
-            return Ok(Accepted::Elsewhere);
+            let kind = ErrorKind::from_wire(finish.error_kind);
+            // A stream that has begun was admitted, and is not refused for want of room.
+            let is_full = kind == ErrorKind::Overloaded && goes_on;
+            if is_full || matches!(kind, ErrorKind::Draining | ErrorKind::WorkerFailed) {
+                return Ok(Accepted::Elsewhere);
+            }
         }
         let (at, have) = (output.at as usize, choice.emitted.len());
         if at > have && count > 0 {
@@ -445,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draining_worker_passes_the_request_on() {
+    fn a_draining_worker_and_a_full_one_pass_the_request_on() {
         let mut truth = Truth::new(job(1), 4);
         let failed = |kind: ErrorKind| Output {
             finish: Some(Finish { reason: FinishReason::Failed as i32, error_kind: kind as i32, ..Default::default() }),
@@ -454,6 +459,14 @@ mod tests {
         assert_eq!(truth.accept(failed(ErrorKind::Draining), &numerics()), Ok(Accepted::Elsewhere));
         assert!(matches!(truth.accept(failed(ErrorKind::ContextLength), &numerics()), Ok(Accepted::Deliver(_))));
         assert_eq!(truth.open(), 0);
+        for has_begun in [false, true] {
+            let mut truth = Truth::new(job(1), 4);
+            if has_begun {
+                delivered(&mut truth, output(0, 0, 0, &[7]));
+            }
+            let full = truth.accept(failed(ErrorKind::Overloaded), &numerics());
+            assert_eq!(full == Ok(Accepted::Elsewhere), has_begun, "{full:?}");
+        }
     }
 
     proptest! {

@@ -54,10 +54,17 @@ const AHEAD_MOST: Duration = Duration::from_secs(60);
 /// Time after which a prefetched block that no request has found counts as unused.
 const FRESH_MAX: Duration = Duration::from_secs(60);
 
+/// A request whose wait is over.
+pub(crate) struct Released {
+    pub(crate) generate: Generate,
+    /// Windows that came for its choices meanwhile, one for each choice at most: `generate` has one number for all of them.
+    pub(crate) windows: Vec<Window>,
+}
+
 /// Reason for which blocks are loaded.
 enum Errand {
     /// A request that waits for the blocks.
-    Request(Box<Generate>),
+    Request(Box<Released>),
     /// A request that will come from a session under this number.
     Ahead { session: SessionId, request: RequestId },
 }
@@ -82,14 +89,14 @@ struct Held {
 impl Held {
     fn generate(&self) -> Option<&Generate> {
         match &self.errand {
-            Errand::Request(generate) => Some(generate),
+            Errand::Request(request) => Some(&request.generate),
             Errand::Ahead { .. } => None,
         }
     }
 
-    fn into_generate(self) -> Option<Generate> {
+    fn release(self) -> Option<Released> {
         match self.errand {
-            Errand::Request(generate) => Some(*generate),
+            Errand::Request(request) => Some(*request),
             Errand::Ahead { .. } => None,
         }
     }
@@ -164,7 +171,7 @@ impl Intake {
         engine: &mut Engine,
         levels: &mut Levels,
         now: Instant,
-    ) -> Option<Generate> {
+    ) -> Option<Released> {
         let chain = self.chain(&generate, engine);
         let here = chain.iter().take_while(|hash| engine.holds(**hash)).count();
         self.found(&chain[..here]);
@@ -173,10 +180,11 @@ impl Intake {
             |times: f64| Duration::try_from_secs_f64(compute * times).unwrap_or(WAIT_MAX).clamp(WAIT_MIN, WAIT_MAX);
         let is_known = engine.block_seconds() > 0.0;
         let (patience, wait) = if is_known { (times(1.0), times(2.0)) } else { (SILENCE_UNKNOWN, WAIT_MAX) };
-        let (id, errand) = (WorkId(generate.request), Errand::Request(Box::new(generate)));
+        let id = WorkId(generate.request);
+        let errand = Errand::Request(Box::new(Released { generate, windows: Vec::new() }));
         let deadline = now + wait;
         let held = Held { id, errand, chain, here, end: here, finding: false, touched: false, patience, deadline };
-        self.hold(held, engine.state().queue_seconds, engine, levels, now).and_then(Held::into_generate)
+        self.hold(held, engine.state().queue_seconds, engine, levels, now).and_then(Held::release)
     }
 
     /// Begins to load the blocks of `chain` for a request that will come, if that is worth it. `id`: an unused number.
@@ -313,7 +321,7 @@ impl Intake {
     /// Imports arrived blocks, asks for more, and returns the requests whose wait is over.
     ///
     /// Importing a block evicts another, which goes to the levels: they are locked for moments only.
-    pub(crate) fn advance(&mut self, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) -> Vec<Generate> {
+    pub(crate) fn advance(&mut self, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) -> Vec<Released> {
         let mut ready = Vec::new();
         for at in 0..self.held.len() {
             self.import(at, engine, levels, now);
@@ -325,7 +333,7 @@ impl Intake {
         let is_ready = |held: &Held| held.here >= held.end && !held.finding;
         let (done, held): (VecDeque<_>, VecDeque<_>) = self.held.drain(..).partition(is_ready);
         self.held = held;
-        ready.extend(done.into_iter().filter_map(Held::into_generate));
+        ready.extend(done.into_iter().filter_map(Held::release));
         let before = self.fresh.len();
         self.fresh.retain(|_, came| now.saturating_duration_since(*came) < FRESH_MAX);
         self.prefetches.unused += (before - self.fresh.len()) as u64;
@@ -418,23 +426,26 @@ impl Intake {
     }
 
     /// Gives a waiting request back before its blocks have come, as when it is cancelled.
-    pub(crate) fn take(&mut self, id: WorkId) -> Option<Generate> {
+    pub(crate) fn take(&mut self, id: WorkId) -> Option<Released> {
         let at = self.held.iter().position(|held| held.id == id)?;
-        self.held.remove(at)?.into_generate()
+        self.held.remove(at)?.release()
     }
 
     /// Gives all waiting requests back, as they came, and forgets the prefetches.
-    pub(crate) fn take_all(&mut self) -> Vec<Generate> {
-        self.held.drain(..).filter_map(Held::into_generate).collect()
+    pub(crate) fn take_all(&mut self) -> Vec<Released> {
+        self.held.drain(..).filter_map(Held::release).collect()
     }
 
-    /// Extends the window of a waiting request; false if it does not wait here.
+    /// Keeps a window for a choice of a waiting request; false if the request does not wait here.
     pub(crate) fn window(&mut self, window: &Window) -> bool {
         let Some(held) = self.held.iter_mut().find(|held| held.id.0 == window.request) else { return false };
-        let Errand::Request(generate) = &mut held.errand else { return false };
-        // One number for all choices: the most generous one.
-        if generate.window > 0 {
-            generate.window = generate.window.saturating_add(window.tokens);
+        let Errand::Request(request) = &mut held.errand else { return false };
+        let Released { generate, windows } = &mut **request;
+        match windows.iter_mut().find(|kept| kept.choice == window.choice) {
+            Some(kept) => kept.tokens = kept.tokens.saturating_add(window.tokens),
+            None if generate.choices.iter().any(|choice| choice.index == window.choice) => windows.push(*window),
+            // The request has no such choice.
+            None => {}
         }
         true
     }

@@ -18,8 +18,8 @@ mod remote;
 
 use crate::config::{ReadyInfo, TierOptions, WorkerError};
 use block::Identity;
-pub(crate) use intake::Ahead;
 use intake::Intake;
+pub(crate) use intake::{Ahead, Released};
 use io::{Disk, Io};
 pub(crate) use io::{Outcome, Tell};
 pub(crate) use levels::Change;
@@ -101,7 +101,7 @@ impl Tiers {
     }
 
     /// Takes a request that waits for blocks; gives back one that need not wait.
-    pub(crate) fn admit(&mut self, generate: Generate, engine: &mut Engine) -> Vec<Generate> {
+    pub(crate) fn admit(&mut self, generate: Generate, engine: &mut Engine) -> Vec<Released> {
         let given_back = self.intake.admit(generate, engine, &mut lock(&self.levels), Instant::now());
         let mut ready: Vec<_> = given_back.into_iter().collect();
         ready.extend(self.advance(engine));
@@ -109,7 +109,7 @@ impl Tiers {
     }
 
     /// Begins to load blocks for a request that will come.
-    pub(crate) fn ahead(&mut self, ahead: Ahead, engine: &mut Engine) -> Vec<Generate> {
+    pub(crate) fn ahead(&mut self, ahead: Ahead, engine: &mut Engine) -> Vec<Released> {
         self.intake.ahead(ahead, engine, &mut lock(&self.levels), Instant::now());
         self.advance(engine)
     }
@@ -130,14 +130,14 @@ impl Tiers {
     }
 
     /// Handles the outcome of a job. Returns requests whose wait is over.
-    pub(crate) fn outcome(&mut self, outcome: Outcome, engine: &mut Engine) -> Vec<Generate> {
+    pub(crate) fn outcome(&mut self, outcome: Outcome, engine: &mut Engine) -> Vec<Released> {
         let news = lock(&self.levels).outcome(outcome, Instant::now());
         self.intake.news(news, engine, &mut lock(&self.levels));
         self.advance(engine)
     }
 
     /// Advances the waiting requests. Must be called regularly, for the deadlines.
-    pub(crate) fn advance(&mut self, engine: &mut Engine) -> Vec<Generate> {
+    pub(crate) fn advance(&mut self, engine: &mut Engine) -> Vec<Released> {
         lock(&self.levels).revive(Instant::now());
         if self.intake.is_idle() {
             return Vec::new();
@@ -146,16 +146,16 @@ impl Tiers {
     }
 
     /// Gives one waiting request back; `None` if it does not wait here.
-    pub(crate) fn take(&mut self, id: WorkId) -> Option<Generate> {
+    pub(crate) fn take(&mut self, id: WorkId) -> Option<Released> {
         self.intake.take(id)
     }
 
     /// Gives all waiting requests back, and forgets the prefetches.
-    pub(crate) fn take_all(&mut self) -> Vec<Generate> {
+    pub(crate) fn take_all(&mut self) -> Vec<Released> {
         self.intake.take_all()
     }
 
-    /// Extends the window of a waiting request; false if it does not wait here. See [`Intake::window`].
+    /// Keeps a window for a choice of a waiting request; false if the request does not wait here. See [`Intake::window`].
     pub(crate) fn window(&mut self, window: &Window) -> bool {
         self.intake.window(window)
     }

@@ -3,7 +3,9 @@
 use penstock_fleet_tests::dial::{Session, Told};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, pool, read, read_into, wait_for};
 use penstock_pool::FleetRuntime;
-use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, EngineState, Generate, Prefetch, PrefetchState, Step};
+use penstock_proto::frames::{
+    Cancel, ChoiceStart, DownBody, EngineState, Generate, Prefetch, PrefetchState, Step, Window,
+};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
 use rustix::process::Signal;
 use std::os::unix::net::UnixStream;
@@ -188,6 +190,37 @@ async fn a_store_that_hangs_delays_one_request_and_no_other() {
     assert_eq!(late, [1], "requests that waited in vain");
     // The store is used again when it answers.
     session.until(|step| state(step).tiers.iter().map(|tier| tier.stored).sum::<u64>() > 0).await;
+}
+
+/// A request of several choices has one window in its first frame, and further ones by choice.
+#[tokio::test]
+async fn a_window_that_comes_while_a_request_waits_for_its_blocks_is_of_its_choice_alone() {
+    let dir = Dir::new();
+    let (remote, url) = Remote::start(&dir).await;
+    let worker = Worker::start(BINARY, &dir, "a", &["--pages", PAGES, "--kv-remote", &url]);
+    let mut session = Session::with(&worker).await;
+    session.run(generate(1, 0)).await;
+    // The store does not answer, so the request waits as long as computing would take.
+    kill(remote.0.id(), Signal::STOP);
+    let choices = (0..2).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect();
+    session.say(DownBody::Generate(Generate { choices, window: 1, ..generate(2, 5) })).await;
+    for (choice, tokens) in [(1, 2), (1, 3), (7, 9)] {
+        session.say(DownBody::Window(Window { request: 2, choice, tokens })).await;
+    }
+    let mut tokens = [0, 0];
+    let mut late = 0_u64;
+    let mut add = |step: Step| {
+        let outputs = step.outputs.iter().filter(|output| output.request == 2);
+        outputs.for_each(|output| tokens[output.choice as usize] += output.tokens.len());
+        late = state(&step).tiers.iter().map(|tier| tier.late).sum();
+        (tokens, step.outputs.iter().any(|output| output.request == 3 && output.finish.is_some()))
+    };
+    while add(session.step().await).0[1] < 6 {}
+    kill(remote.0.id(), Signal::CONT);
+    // Many steps later the first choice has no more either.
+    session.say(DownBody::Generate(generate(3, 0))).await;
+    while !add(session.step().await).1 {}
+    assert_eq!((tokens, late), ([1, 6], 1), "tokens of both choices; requests that waited");
 }
 
 #[tokio::test]
