@@ -523,6 +523,9 @@ pub struct Drain {
     /// True to exit once the last sequence has ended.
     #[prost(bool, tag = "1")]
     pub exit: bool,
+    /// With `exit`: seconds after which the worker exits although sequences are open; 0: its own deadline.
+    #[prost(uint32, tag = "2")]
+    pub patience_seconds: u32,
 }
 
 /// Report of one engine step: everything that happened, in one order.

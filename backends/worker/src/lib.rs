@@ -48,7 +48,7 @@ pub use shelf::Shelf;
 use engine_thread::{EngineThread, Wiring};
 use inbox::Command;
 use penstock_proto::Epoch;
-use penstock_proto::frames::Loading;
+use penstock_proto::frames::{Drain, Loading};
 use session::{Host, Phase};
 use signals::Signals;
 use std::sync::Arc;
@@ -145,10 +145,10 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     let mut patience = Patience { config: &config, left_alone_since: Some(Instant::now()), exit_by: None };
     let result = loop {
-        let exit = tokio::select! {
+        let Drain { exit, patience_seconds } = tokio::select! {
             _ = &mut ended => break thread.join(),
-            () = signals.end() => true,
-            Some(exit) = drain_orders.recv() => exit,
+            () = signals.end() => EXIT,
+            Some(order) = drain_orders.recv() => order,
             _ = ticks.tick() => {
                 if config.tiers.is_any() {
                     // Full: the engine is busy enough, and a tick would add nothing.
@@ -156,14 +156,15 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
                 }
                 match patience.tick(host.sessions()) {
                     Next::Serve => continue,
-                    Next::Drain => true,
+                    Next::Drain => EXIT,
                     Next::Exit => break Ok(()),
                 }
             }
         };
-        info!(exit, "worker drains: no new requests are taken");
+        info!(exit, patience_seconds, "worker drains: no new requests are taken");
+        host.tell_drain();
         if exit {
-            patience.exit_by.get_or_insert(Instant::now() + config.drain_deadline);
+            patience.end(patience_seconds, Instant::now());
         }
         // While the model loads, no thread reads commands, and there is nothing to drain.
         if exit && host.is_loading() {
@@ -178,6 +179,12 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
     tokio::join!(host.flush(FLUSH_DEADLINE), peers.flush(FLUSH_DEADLINE));
     result
 }
+
+/// Order to exit with the worker's own deadline, as by a signal.
+const EXIT: Drain = Drain { exit: true, patience_seconds: 0 };
+
+/// Longest time that an order gives to the open requests.
+const PATIENCE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Deadlines of a worker: without a gateway, and while it drains.
 struct Patience<'c> {
@@ -195,6 +202,15 @@ enum Next {
 }
 
 impl Patience<'_> {
+    /// Has the worker exit within `told` seconds, which replace an earlier deadline; 0: within its own deadline, unless
+    /// there is one already.
+    fn end(&mut self, told: u32, now: Instant) {
+        match told {
+            0 => _ = self.exit_by.get_or_insert(now + self.config.drain_deadline),
+            told => self.exit_by = Some(now + Duration::from_secs(u64::from(told)).min(PATIENCE_MAX)),
+        }
+    }
+
     /// Advances the deadlines, with `sessions` gateways connected.
     fn tick(&mut self, sessions: usize) -> Next {
         let now = Instant::now();
@@ -218,3 +234,25 @@ impl Patience<'_> {
 
 /// Resolves when the other end is dropped.
 type Ended = oneshot::Receiver<()>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::Address;
+
+    #[test]
+    fn an_order_may_give_the_open_requests_more_or_less_time_than_the_worker_would() {
+        let config = WorkerConfig::new(Address::Unix("/nonexistent/worker.sock".into()));
+        let now = Instant::now();
+        let mut patience = Patience { config: &config, left_alone_since: None, exit_by: None };
+        let mut ends = |told| {
+            patience.end(told, now);
+            patience.exit_by.map(|by| by - now)
+        };
+        assert_eq!(ends(0), Some(config.drain_deadline));
+        assert_eq!(ends(120), Some(Duration::from_secs(120)));
+        assert_eq!(ends(0), Some(Duration::from_secs(120)), "a signal behind it shortens nothing");
+        assert_eq!(ends(5), Some(Duration::from_secs(5)));
+        assert_eq!(ends(u32::MAX), Some(PATIENCE_MAX));
+    }
+}

@@ -7,12 +7,12 @@ use crate::strangers::{Stranger, Strangers};
 use bytes::BytesMut;
 use penstock_link::Tls;
 use penstock_proto::codec::FRAME_BYTES_MAX;
-use penstock_proto::frames::{Down, DownBody, Hello, Loading, Refused, Step, Up, UpBody};
+use penstock_proto::frames::{Down, DownBody, Drain, Hello, Loading, Refused, Step, Up, UpBody};
 use penstock_proto::handshake::{Challenge, NONCE_BYTES, PoolKey, Side};
 use penstock_proto::parts::PART_BYTES_MAX;
 use penstock_proto::{Epoch, ErrorKind, GatewayId, PROTOCOL_VERSION, SessionId, codec};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -55,7 +55,9 @@ pub(crate) struct Host {
     connections_max: usize,
     commands: mpsc::Sender<Command>,
     phases: watch::Receiver<Phase>,
-    drains: mpsc::Sender<bool>,
+    drains: mpsc::Sender<Drain>,
+    /// True once the worker was told to drain: reported at once, since the engine's thread says so after its step.
+    is_draining: AtomicBool,
     age: StepAge,
     epoch: Epoch,
     next: AtomicU64,
@@ -107,7 +109,7 @@ impl Host {
         config: &WorkerConfig,
         commands: mpsc::Sender<Command>,
         phases: watch::Receiver<Phase>,
-        drains: mpsc::Sender<bool>,
+        drains: mpsc::Sender<Drain>,
         age: StepAge,
         epoch: Epoch,
     ) -> Self {
@@ -120,6 +122,7 @@ impl Host {
             commands,
             phases,
             drains,
+            is_draining: AtomicBool::new(false),
             age,
             epoch,
             next: AtomicU64::new(0),
@@ -131,6 +134,21 @@ impl Host {
     /// Number of gateways connected now.
     pub(crate) fn sessions(&self) -> usize {
         self.sessions.load(Ordering::Relaxed)
+    }
+
+    /// Makes all sessions report from now on that the worker drains.
+    pub(crate) fn tell_drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Adds to a report what the engine's thread may not know yet.
+    fn complete(&self, body: &mut UpBody) {
+        let state = match body {
+            UpBody::Step(step) => &mut step.state,
+            UpBody::Ready(ready) => &mut ready.state,
+            _ => return,
+        };
+        state.iter_mut().for_each(|state| state.draining |= self.is_draining.load(Ordering::Relaxed));
     }
 
     /// Returns true if the model is still being loaded.
@@ -232,7 +250,7 @@ impl Host {
                     if self.sessions() > self.done.load(Ordering::Relaxed) {
                         info!(session = session.0, "drain ignored: another gateway still uses this worker");
                     } else {
-                        let _ = self.drains.send(drain.exit).await;
+                        let _ = self.drains.send(drain).await;
                     }
                     continue;
                 }
@@ -285,7 +303,8 @@ impl Host {
             match timeout(HEARTBEAT, inbox.recv_many(&mut batch, 32)).await {
                 Ok(0) => return Err(SessionEnd::Ending),
                 Ok(_) => {
-                    for body in batch.drain(..) {
+                    for mut body in batch.drain(..) {
+                        self.complete(&mut body);
                         match &body {
                             UpBody::Step(step) => {
                                 last = Step {
@@ -313,7 +332,9 @@ impl Host {
                     if let Some(state) = &mut beat.state {
                         state.step_age_seconds = self.age.seconds();
                     }
-                    writer.send(UpBody::Step(beat)).await?;
+                    let mut beat = UpBody::Step(beat);
+                    self.complete(&mut beat);
+                    writer.send(beat).await?;
                 }
                 Err(_) => {
                     writer.send(UpBody::Loading(Loading { stage: "joining".into(), ..Default::default() })).await?

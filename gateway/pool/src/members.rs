@@ -134,9 +134,10 @@ impl IndexMut<WorkerId> for Members {
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::session::Link;
+    use super::super::steering::EXIT;
     use super::*;
     use penstock_proto::SessionId;
-    use penstock_proto::frames::{Down, Drain, Ready};
+    use penstock_proto::frames::{Down, Ready};
     use tokio::sync::mpsc::Receiver;
 
     /// Table of `count` local workers without sessions, named `a-0`, `a-1`, ….
@@ -182,7 +183,7 @@ pub(super) mod tests {
     fn a_worker_that_leaves_its_frames_unread_is_closed() {
         let now = Instant::now();
         let mut members = absent(1, now);
-        let drain = || DownBody::Drain(Drain { exit: true });
+        let drain = || DownBody::Drain(EXIT);
         members.send(WorkerId(0), drain());
         let mut far = connect(&mut members, WorkerId(0), 1, now);
         assert!(far.try_recv().is_err(), "a frame of the time without a session is dropped");

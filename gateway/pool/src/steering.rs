@@ -7,9 +7,11 @@
 use super::member::{Member, Seat};
 use super::{Steer, SteerError};
 use penstock_proto::Epoch;
+use penstock_proto::frames::Drain;
 use std::time::{Duration, Instant};
 
-/// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
+/// Time within which a worker that was told to exit must report `draining`: two heartbeats, which say so even in the middle
+/// of a long step, and some slack.
 pub(super) const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
 
 /// Order in force for a worker, from an operator or from the planner of replicas.
@@ -26,8 +28,14 @@ pub(super) enum Steering {
     Restarting { epoch: Epoch, asked: Instant, until: Instant },
 }
 
+/// Slack of a worker's own deadline in a restart: the gateway kills it before.
+const PATIENCE_SLACK: Duration = Duration::from_secs(2);
+
+/// Order to exit, to a worker whose requests have ended or are given up; its own deadline holds.
+pub(super) const EXIT: Drain = Drain { exit: true, patience_seconds: 0 };
+
 /// Consequence of an order in force for a new session of its worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Resumed {
     /// No order is in force.
     Nothing,
@@ -36,7 +44,7 @@ pub(super) enum Resumed {
     /// The worker gets no new requests.
     Suspend,
     /// The worker gets no new requests, and is told to exit.
-    Drain,
+    Drain(Drain),
 }
 
 /// End of a restart that does not go as told.
@@ -49,13 +57,20 @@ pub(super) enum Overdue {
 }
 
 impl Steering {
-    /// Consequence of the order for a new session of the worker, in its life of this epoch.
-    pub(super) fn resumed(self, now: Epoch) -> Resumed {
+    /// Frame that tells a worker to exit within the time of its restart.
+    pub(super) fn drain(self, now: Instant) -> Drain {
+        let Self::Restarting { until, .. } = self else { return EXIT };
+        let patience = until.saturating_duration_since(now) + PATIENCE_SLACK;
+        Drain { exit: true, patience_seconds: u32::try_from(patience.as_secs()).unwrap_or(u32::MAX) }
+    }
+
+    /// Consequence of the order for a new session of the worker, in its life of this epoch, that begins `now`.
+    pub(super) fn resumed(self, epoch: Epoch, now: Instant) -> Resumed {
         match self {
             Self::Free => Resumed::Nothing,
             Self::Held | Self::Leaving => Resumed::Suspend,
-            Self::Restarting { epoch, .. } if epoch != now => Resumed::Release,
-            Self::Restarting { .. } => Resumed::Drain,
+            Self::Restarting { epoch: old, .. } if old != epoch => Resumed::Release,
+            Self::Restarting { .. } => Resumed::Drain(self.drain(now)),
         }
     }
 }
@@ -101,14 +116,17 @@ mod tests {
 
     #[test]
     fn an_order_outlives_the_session_and_a_restart_ends_with_the_epoch() {
-        let restarting = restarting(Instant::now());
-        let check =
-            |steering: Steering, epoch, expected| assert_eq!(steering.resumed(Epoch(epoch)), expected, "{steering:?}");
+        let now = Instant::now();
+        let restarting = restarting(now);
+        let check = |steering: Steering, epoch, expected| {
+            assert_eq!(steering.resumed(Epoch(epoch), now + MINUTE / 2), expected, "{steering:?}");
+        };
         check(Steering::Free, 3, Resumed::Nothing);
         check(Steering::Held, 3, Resumed::Suspend);
         check(Steering::Leaving, 4, Resumed::Suspend);
-        check(restarting, 3, Resumed::Drain);
+        check(restarting, 3, Resumed::Drain(Drain { exit: true, patience_seconds: 32 }));
         check(restarting, 4, Resumed::Release);
+        assert_eq!(restarting.drain(now + 2 * MINUTE).patience_seconds, 2, "0 would be the worker's own deadline");
     }
 
     #[test]

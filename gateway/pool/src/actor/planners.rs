@@ -7,11 +7,11 @@ use super::super::scaler::Action;
 use super::super::seats::Step;
 use super::super::session::Event;
 use super::super::shares::PATIENCE;
-use super::super::steering::Steering;
+use super::super::steering::{EXIT, Steering};
 use super::super::supervisor::Order;
 use super::super::{ReplicaError, ReplicaOrder};
 use super::Actor;
-use penstock_proto::frames::{DownBody, Drain, Role, SetRole};
+use penstock_proto::frames::{DownBody, Role, SetRole};
 use penstock_router::WorkerId;
 use penstock_router::load::Seen;
 use penstock_router::replicas::Change;
@@ -228,7 +228,7 @@ impl Actor {
         if self.members[worker].process.is_none() {
             self.ask(worker, Action::Stop);
         } else {
-            self.members.send(worker, DownBody::Drain(Drain { exit: true }));
+            self.members.send(worker, DownBody::Drain(EXIT));
         }
     }
 

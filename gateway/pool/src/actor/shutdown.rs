@@ -3,11 +3,11 @@
 use super::super::Leave;
 use super::super::failure::Failure;
 use super::super::member::Member;
-use super::super::steering::DRAIN_NOTICE;
+use super::super::steering::{DRAIN_NOTICE, EXIT};
 use super::super::supervisor::Order;
 use super::Actor;
 use penstock_proto::ErrorKind;
-use penstock_proto::frames::{DownBody, Drain};
+use penstock_proto::frames::DownBody;
 use std::time::Instant;
 use tokio::sync::oneshot;
 use tracing::info;
@@ -36,7 +36,7 @@ impl Actor {
     async fn end_workers(&mut self) {
         let mut orders = self.processes.take();
         for (worker, _) in &orders {
-            self.members.send(*worker, DownBody::Drain(Drain { exit: true }));
+            self.members.send(*worker, DownBody::Drain(EXIT));
         }
         let until = tokio::time::Instant::now() + DRAIN_NOTICE;
         let refuses = |member: &Member| member.link.is_some() && !member.state.draining;

@@ -4,7 +4,7 @@ use super::super::steering::{Overdue, Resumed, Steering};
 use super::super::supervisor::Order;
 use super::super::{Steer, SteerError};
 use super::Actor;
-use penstock_proto::frames::{DownBody, Drain};
+use penstock_proto::frames::DownBody;
 use penstock_router::WorkerId;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -50,21 +50,22 @@ impl Actor {
             self.processes.order(worker, Order::Kill);
             return Ok(());
         }
-        self.hold(worker, Steering::Restarting { epoch: member.epoch(), asked, until: asked + patience });
-        self.members.send(worker, DownBody::Drain(Drain { exit: true }));
+        let restarting = Steering::Restarting { epoch: member.epoch(), asked, until: asked + patience };
+        self.hold(worker, restarting);
+        self.members.send(worker, DownBody::Drain(restarting.drain(asked)));
         Ok(())
     }
 
     /// Re-applies the order in force to a new session: a restart is complete if the epoch has changed.
     pub(super) fn steer_ready(&mut self, worker: WorkerId) {
         let member = &self.members[worker];
-        match member.steering.resumed(member.epoch()) {
+        match member.steering.resumed(member.epoch(), Instant::now()) {
             Resumed::Nothing => {}
             Resumed::Release => self.release(worker),
             Resumed::Suspend => self.placement.router.suspend(worker, true),
-            Resumed::Drain => {
+            Resumed::Drain(order) => {
                 self.placement.router.suspend(worker, true);
-                self.members.send(worker, DownBody::Drain(Drain { exit: true }));
+                self.members.send(worker, DownBody::Drain(order));
             }
         }
     }

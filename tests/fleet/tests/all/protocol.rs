@@ -1,6 +1,7 @@
 //! Behaviour of a worker towards peers that are not its gateway, and towards gateways that misbehave.
 
 use bytes::{BufMut, BytesMut};
+use penstock_fleet_tests::dial::Session;
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, free_port, job, pool, read, read_into, wait_for};
 use penstock_pool::{FleetRuntime, PoolConfig, WorkerPhase};
 use penstock_proto::frames::*;
@@ -116,6 +117,22 @@ async fn a_session_begins_with_the_truth_and_counts_its_frames() {
 }
 
 #[tokio::test]
+async fn a_drain_is_reported_in_the_middle_of_a_step_and_ends_when_its_order_says() {
+    let dir = Dir::new();
+    let mut worker = Worker::start(BINARY, &dir, "a", &["--step-ms", "20000"]);
+    let mut session = Session::with(&worker).await;
+    session.say(generate(1, vec![5; 40], 8)).await;
+    let age = |step: &Step| step.state.as_ref().expect("always there").step_age_seconds;
+    session.until(|step| age(step) > 0.0).await;
+    let began = Instant::now();
+    session.say(DownBody::Drain(Drain { exit: true, patience_seconds: 1 })).await;
+    let told = session.until(|step| step.state.as_ref().is_some_and(|state| state.draining)).await;
+    assert!(age(&told) > 0.0, "the step is over: {told:?}");
+    assert_eq!(worker.code().await, Some(0));
+    assert!(began.elapsed() < Duration::from_secs(15), "its own deadline is 30 s");
+}
+
+#[tokio::test]
 async fn two_gateways_may_use_the_same_numbers() {
     let dir = Dir::new();
     let worker = Worker::start(BINARY, &dir, "a", &[]);
@@ -159,7 +176,8 @@ async fn strangers_find_a_closed_socket() {
     let mut oversized = BytesMut::new();
     oversized.put_u32_le(u32::MAX);
     let mut not_a_hello = BytesMut::new();
-    codec::encode(&Down { body: Some(DownBody::Drain(Drain { exit: true })) }, &mut not_a_hello).expect("encodes");
+    codec::encode(&Down { body: Some(DownBody::Drain(Drain { exit: true, patience_seconds: 0 })) }, &mut not_a_hello)
+        .expect("encodes");
     let garbage: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         oversized.to_vec(),
