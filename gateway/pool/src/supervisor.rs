@@ -354,12 +354,10 @@ impl Supervisor {
             }
             None => (String::new(), Stdio::null()),
         };
-        let child = command.stdin(stdin).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let mut child = command.stdin(stdin).stdout(log.try_clone()?).stderr(log).spawn()?;
         let pid = child.id() as i32;
-        let pidfd = watched(lease::hold(pid)?)?;
-        // 0 for a process that has ended already; its pidfd is readable at once.
-        let start_time = lease::start_time(pid).unwrap_or(0);
-        lease::write(lease_path, &Lease { pid, start_time, place: place.join(" "), weights })?;
+        let held = hold(pid, place.join(" "), weights, lease_path);
+        let pidfd = or_killed(&mut child, held)?;
         info!(worker = %self.name, pid, log = %log_path.display(), "worker started");
         let (since, witness) = (Instant::now(), Witness::new(pid));
         Ok(Running { pidfd, pid, child: Some(child), adopted: false, displaced: false, since, witness })
@@ -382,6 +380,25 @@ impl Supervisor {
 )]
 fn watched(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::new(pidfd)
+}
+
+/// Takes hold of a new process: its pidfd, and the lease by which another gateway finds it.
+fn hold(pid: i32, place: String, weights: String, lease_path: &std::path::Path) -> io::Result<AsyncFd<OwnedFd>> {
+    let pidfd = watched(lease::hold(pid)?)?;
+    // 0 for a process that has ended already; its pidfd is readable at once.
+    let start_time = lease::start_time(pid).unwrap_or(0);
+    lease::write(lease_path, &Lease { pid, start_time, place, weights })?;
+    Ok(pidfd)
+}
+
+/// Passes an outcome on; after an error the process is killed and reaped, since nobody would watch it.
+fn or_killed<T>(child: &mut Child, outcome: io::Result<T>) -> io::Result<T> {
+    if outcome.is_err() {
+        // The only failure is that the process has ended, which is the aim.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    outcome
 }
 
 fn signal(running: &Running, signal: Signal) {
@@ -430,6 +447,20 @@ mod tests {
         assert_eq!(shares, ["0,1", "2,3", "4,5,6"]);
         assert_eq!(cores(&all[..2], 3, 0), None);
         assert_eq!((cores(&[], 1, 0), cores(&all, 1, 0)), (None, None));
+    }
+
+    #[tokio::test]
+    async fn a_process_whose_lease_cannot_be_written_does_not_run_on() {
+        let mut child = Command::new("sleep").arg("60").spawn().expect("a process");
+        let pid = child.id() as i32;
+        // A folder that is not there fails as a full one does.
+        let held = hold(pid, String::new(), String::new(), "/nonexistent/folder/a.json".as_ref());
+        assert!(or_killed(&mut child, held).is_err());
+        assert!(child.try_wait().is_ok_and(|status| status.is_some()), "it is dead, and reaped");
+        let mut other = Command::new("sleep").arg("60").spawn().expect("a process");
+        assert!(or_killed(&mut other, Ok(())).is_ok());
+        assert!(other.try_wait().is_ok_and(|status| status.is_none()), "it runs");
+        or_killed::<()>(&mut other, Err(io::ErrorKind::Other.into())).expect_err("as told");
     }
 
     #[test]

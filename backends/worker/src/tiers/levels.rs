@@ -432,8 +432,12 @@ impl Levels {
             Err(failure) => {
                 level.plan.lost(slot);
                 level.state.dropped += 1;
-                if failure == Failure::Full && slots > 0 {
-                    warn!(blocks = slots, "the disk is full: the KV tier stops growing");
+                let shrinks = level.plan.total() > slots;
+                // Of several writes that wanted another file, the first has lowered the capacity.
+                if failure == Failure::Full && slots > 0 && (shrinks || slot.index() >= slots) {
+                    if shrinks {
+                        warn!(blocks = slots, "the disk is full: the KV tier stops growing");
+                    }
                     level.plan.cap(slots);
                 } else {
                     self.failed(at, now);
@@ -663,6 +667,15 @@ mod tests {
         full.put(1);
         full.outcome();
         assert_eq!((full.state(Tier::Disk).blocks_total, full.state(Tier::Disk).dropped), (1, 1));
+        // No room in the files that exist: their space could not be reserved.
+        for n in 2..=4 {
+            assert_eq!(full.state(Tier::Disk).blocks_total, 1);
+            full.put(n);
+            full.outcome();
+        }
+        assert_eq!((full.state(Tier::Disk).blocks_total, full.state(Tier::Disk).dropped), (0, 4));
+        let off = "3 reads or writes in a row failed".to_owned();
+        assert_eq!(full.levels.take_changes(), [Change { tier: Tier::Disk, off: Some(off) }]);
         let mut broken = bench(0, 4, Some(Failure::Broken));
         for n in 1..=3 {
             broken.put(n);
