@@ -9,7 +9,7 @@ use super::status::Counts;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{DownBody, Window};
 use penstock_proto::{AdapterId, RequestId};
-use penstock_router::{Choice, Fleet, Record, Reject, View, WorkerId};
+use penstock_router::{Choice, Fleet, Limits, Record, Reject, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,8 @@ pub(super) struct Frames {
 impl Placement {
     /// Router without workers and requests, with random choices drawn from `seed`.
     pub(super) fn new(config: &PoolConfig, seed: u64, recorder: Option<Recorder>, now: Instant) -> Self {
-        let router = Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(seed);
+        let limits = Limits { wait_max: Some(config.wait_max), ..config.limits };
+        let router = Fleet::new(config.weights, limits).with_policy(config.policy).seeded(seed);
         Self { router, began: now, recorder, counts: Counts::default() }
     }
 

@@ -48,13 +48,23 @@ pub struct Limits {
     pub exact_wait: Duration,
     /// Objectives, if the pool has any: they order the queue, and a request that would miss them by far is refused.
     pub slo: Option<Slo>,
+    /// Time after which the caller fails a request that still waits; `None`: never. For its last quarter, a request
+    /// takes any worker with room that suits.
+    pub wait_max: Option<Duration>,
     /// Fairness bound: engine seconds by which tenants may differ and still count as equals.
     pub fair_bound: f64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { queue_max: 4096, ttft_max: None, exact_wait: Duration::from_secs(2), slo: None, fair_bound: 0.5 }
+        Self {
+            queue_max: 4096,
+            ttft_max: None,
+            exact_wait: Duration::from_secs(2),
+            slo: None,
+            wait_max: None,
+            fair_bound: 0.5,
+        }
     }
 }
 
@@ -163,6 +173,7 @@ impl Site {
             weights: &self.weights,
             policy: self.policy,
             exact_wait: self.limits.exact_wait,
+            hold_max: self.limits.wait_max.map(|most| most * 3 / 4),
             tpot: self.tpot_max(),
             rank: (0, i64::MAX),
             load: sum / self.workers.len().max(1) as f64,

@@ -2,7 +2,8 @@
 //!
 //! A worker without credits is a candidate too: its price includes the wait, and if it is the cheapest the request
 //! waits for it. The wait is bounded: time beyond the prediction is charged, and after [`HOLD_MAX`] only free workers
-//! count; except when the worker has most of the prompt, which would have to be computed elsewhere.
+//! count; except when the worker has most of the prompt, which would have to be computed elsewhere. That is still better
+//! than an error: for the last quarter of the time that the caller lets it wait, only free workers count for any request.
 //!
 //! Where a pool has objectives, a worker is not free for a request that would slow the sequences there beyond the
 //! promised TPOT: the request goes elsewhere, or waits until one of them has ended. Resumed requests are exempt: they
@@ -43,6 +44,8 @@ pub(crate) struct Market<'a> {
     pub(crate) weights: &'a Weights,
     pub(crate) policy: Policy,
     pub(crate) exact_wait: Duration,
+    /// Wait in the queue after which only free workers count, whatever the others have; `None`: no such time.
+    pub(crate) hold_max: Option<Duration>,
     /// TPOT in seconds that the pool promises; `None`: no promise.
     pub(crate) tpot: Option<f64>,
     /// Rank of the request that is being placed.
@@ -146,7 +149,8 @@ impl Market<'_> {
             candidates.iter().any(|candidate| !candidate.free && has_most(candidate.found, &waiting.view));
         let held_too_long =
             !waits_for_most && waiting.held.is_some_and(|held| self.now.saturating_sub(held.since) > HOLD_MAX);
-        if held_too_long && candidates.iter().any(|candidate| candidate.free) {
+        let is_last_call = self.hold_max.is_some_and(|most| self.now.saturating_sub(waiting.since) > most);
+        if (held_too_long || is_last_call) && candidates.iter().any(|candidate| candidate.free) {
             candidates.retain(|candidate| candidate.free);
         }
         if candidates.is_empty() {

@@ -221,6 +221,20 @@ fn a_prefill_worker_with_room_is_no_reason_to_wait_for_its_numerics() {
 }
 
 #[test]
+fn a_request_that_would_soon_be_given_up_waits_no_longer_for_its_blocks() {
+    const TOKENS: u32 = 10_000;
+    let mut fleet = fleet(Limits { wait_max: Some(Duration::from_secs(120)), ..Limits::default() });
+    let busy = EngineState { running: 1, queue_seconds: 0.01, ..state(0) };
+    fleet.join(A, Member { state: busy, ..member("n", 0) }, &[stored(TOKENS - 16, "n")]);
+    fleet.join(B, member("n", 2), &[]);
+    fleet.enqueue(RequestId(1), view(TOKENS), Duration::ZERO).expect("room");
+    for now in [0, 30, 60, 89] {
+        assert_eq!(bindings(&mut fleet, now), [], "the other one would compute ten seconds of prompt");
+    }
+    assert_eq!(bindings(&mut fleet, 91), [(1, B, true)]);
+}
+
+#[test]
 fn a_request_of_many_choices_is_not_passed_for_ever() {
     let mut fleet = fleet(Limits::default());
     fleet.join(A, Member { state: EngineState { running: 3, ..state(1) }, ..member("n", 1) }, &[]);
