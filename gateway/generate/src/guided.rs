@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use penstock_grammar::structural_tag::{self, SpecialTokens, TagRules};
 use penstock_grammar::{
-    CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary, ends_in_escape, gbnf,
+    CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary, ends_in_escape, gbnf, lark,
 };
 use penstock_pool::Guided;
 use penstock_proto::frames::{Guide, GuideKind};
@@ -131,7 +131,7 @@ impl Draft {
         // A structural tag says itself what a call looks like.
         let tools = if is_plain && matches!(form, Some(Form::Tag { .. })) { Vec::new() } else { tools };
         if let Some(form) = &form
-            && (tools.is_empty() || matches!(form, Form::Lark(_)))
+            && (tools.is_empty() || form.stands_alone())
             && is_plain
             && place.reasoning == ReasoningPart::Outside
         {
@@ -153,11 +153,18 @@ impl Draft {
             }
             Some(Form::Regex(regex)) => ContentForm::Regex(regex),
             Some(Form::Choice(choices)) => ContentForm::Choice(choices),
-            Some(Form::Tag { start, rules }) => ContentForm::Rules { start, rules },
-            Some(Form::Lark(text)) => {
-                // A client's grammar cannot stand inside another one: the answer is held to it from its beginning.
-                return Ok(Some(Self { source: Source::lark(text), begins_after: place.begins_after, param }));
-            }
+            Some(Form::Tag { start, rules } | Form::Rules { start, rules }) => ContentForm::Rules { start, rules },
+            Some(Form::Lark(text)) => match lark::to_rules(&text) {
+                Some((start, rules)) => ContentForm::Rules { start, rules },
+                None if place.reasoning == ReasoningPart::Opened => {
+                    let message = format!(
+                        "{param}: a grammar without the rule `start`, or with directives of the whole text, cannot stand behind the reasoning of this model"
+                    );
+                    return Err(ApiError::unsupported_value(param, message));
+                }
+                // The answer is held to it from its beginning.
+                None => return Ok(Some(Self { source: Source::lark(text), begins_after: place.begins_after, param })),
+            },
         };
         let rule =
             CallRule { demand, allowed, parallel: chat.parallel_tool_calls, reasoning: place.reasoning, content };
@@ -256,6 +263,11 @@ enum Form {
     Regex(String),
     Choice(Vec<String>),
     Lark(String),
+    /// Rules of the text, which can stand among others.
+    Rules {
+        start: String,
+        rules: String,
+    },
     /// Rules of the whole answer, calls included.
     Tag {
         start: String,
@@ -287,7 +299,8 @@ impl Form {
                 Some(GrammarSyntax::Gbnf) | None => {
                     let invalid =
                         |error| ApiError::invalid(param, format!("{param}: the grammar is not valid: {error}"));
-                    Self::Lark(gbnf::to_lark(text).map_err(invalid)?)
+                    let (start, rules) = gbnf::to_rules(text, "g").map_err(invalid)?;
+                    Self::Rules { start, rules }
                 }
             },
             ResponseFormat::StructuralTag(text) => {
@@ -318,6 +331,11 @@ impl Form {
         Self::Schema { schema: serde_json::Value::Object(fields).to_string(), strict }
     }
 
+    /// Returns true for a grammar that cannot stand inside of another one.
+    fn stands_alone(&self) -> bool {
+        matches!(self, Self::Lark(text) if lark::to_rules(text).is_none())
+    }
+
     fn source(&self) -> Source {
         match self {
             Self::Object => Source::json_object(),
@@ -325,7 +343,9 @@ impl Form {
             Self::Regex(regex) => Source::regex(regex),
             Self::Choice(choices) => Source::choice(choices),
             Self::Lark(text) => Source::lark(text),
-            Self::Tag { start, rules } => Source::lark(format!("start: {start}\n{rules}")),
+            Self::Rules { start, rules } | Self::Tag { start, rules } => {
+                Source::lark(format!("start: {start}\n{rules}"))
+            }
         }
     }
 }
@@ -359,6 +379,7 @@ pub(crate) fn format_bytes(format: &ResponseFormat) -> usize {
 mod tests {
     use std::path::Path;
 
+    use penstock_text::TextFiles;
     use penstock_types::Tool;
 
     use super::*;
@@ -478,6 +499,104 @@ mod tests {
             }
         }
         assert_eq!(texts, [false, true, false, true]);
+    }
+
+    #[test]
+    fn json_beside_tools_is_compact_or_spaced_as_the_pool_says() {
+        let model = model();
+        for format in [ResponseFormat::JsonObject, schema(WEATHER, true)] {
+            let asked = ChatRequest { response_format: format, ..with_tools(ToolChoice::Auto, false) };
+            let prompt = model.chat_prompt(&asked, 0).expect("a prompt");
+            let spaced = [false, true].map(|spaces_json| {
+                let rules = AnswerRules { spaces_json, ..AnswerRules::default() };
+                let draft = Draft::of_chat(&asked, &prompt, &model, Surface::Chat, rules).expect("a draft");
+                draft.expect("a grammar").source.text.matches(r#""item_separator":", ""#).count()
+            });
+            // Arguments of the two tools have blanks either way.
+            assert_eq!(spaced, [2, 3]);
+        }
+    }
+
+    /// A model whose tokens are bytes, so that the marks of its reasoning are texts.
+    fn model_of_bytes(template: &str) -> TextModel {
+        let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let mut next = 255;
+        let names = (0..256_u32).map(|byte| {
+            let code = if printable(byte) {
+                byte
+            } else {
+                next += 1;
+                next
+            };
+            (char::from_u32(code).expect("a letter").to_string(), serde_json::Value::from(byte))
+        });
+        let bytes = serde_json::json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+        let end = serde_json::json!({
+            "id": 256, "content": "<eos>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        });
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [end], "normalizer": null,
+            "pre_tokenizer": bytes, "post_processor": null, "decoder": bytes,
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                "fuse_unk": false, "byte_fallback": false, "vocab": names.collect::<serde_json::Map<_, _>>(), "merges": [],
+            },
+        });
+        let model = TextModel::load(&TextFiles {
+            tokenizer_json: tokenizer.to_string().into_bytes().into(),
+            tokenizer_config_json: Some(br#"{"eos_token":"<eos>"}"#.to_vec().into()),
+            chat_template_jinja: Some(template.as_bytes().to_vec().into()),
+            ..TextFiles::default()
+        });
+        model.expect("a model of the test's own")
+    }
+
+    fn grammar_of(text: &str) -> ResponseFormat {
+        ResponseFormat::Grammar { text: text.into(), syntax: None }
+    }
+
+    /// Checks texts against the grammar of a conversation with the model of bytes.
+    #[track_caller]
+    fn check_texts(template: &str, asked: &ChatRequest, good: &[&str], bad: &[&str]) {
+        let model = model_of_bytes(template);
+        let prompt = model.chat_prompt(asked, 0).expect("a prompt");
+        let draft = Draft::of_chat(asked, &prompt, &model, Surface::Chat, AnswerRules::default()).expect("a draft");
+        let draft = draft.expect("a grammar");
+        assert_eq!(draft.begins_after, [0; 0]);
+        let library = Library::default();
+        let grammar = library.grammars(&model, model.vocab_size()).expect("tokens").get(&draft.source).expect("good");
+        let takes = |text: &str| {
+            let mut matcher = grammar.matcher();
+            text.bytes().all(|byte| matcher.consume(byte.into()).is_ok()) && matcher.is_accepting().expect("sound")
+        };
+        good.iter().for_each(|text| assert!(takes(text), "{text:?} under {}", draft.source.text));
+        bad.iter().for_each(|text| assert!(!takes(text), "{text:?} under {}", draft.source.text));
+    }
+
+    #[test]
+    fn a_grammar_stands_behind_reasoning_and_beside_calls() {
+        const OPENED: &str = "{% for m in messages %}{{ m.content }}{% endfor %}</think><think>\n";
+        const ALLOWED: &str = "{# <think></think> #}{% for m in messages %}{{ m.content }}{% endfor %}";
+        const CALLS: &str = "{# <tool_call> #}{% for m in messages %}{{ m.content }}{% endfor %}";
+        for text in ["root ::= \"a\"", "start: r1\nr1: \"a\" # one"] {
+            let asked = chat(|chat| chat.response_format = grammar_of(text));
+            check_texts(OPENED, &asked, &["x</think>a", "</think>\n\na"], &["a", "x", "x</think>b", "x</think>"]);
+            check_texts(ALLOWED, &asked, &["a", "<think>x</think>a"], &["x", "<think>x</think>", "x</think>a"]);
+            let asked = ChatRequest { response_format: grammar_of(text), ..with_tools(ToolChoice::Auto, false) };
+            let call = "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"city\": \"x\"}}\n</tool_call>";
+            check_texts(CALLS, &asked, &["a", call], &["b", "<tool_call>a", ""]);
+        }
+    }
+
+    #[test]
+    fn a_grammar_with_directives_of_the_whole_text_stands_alone() {
+        let text = "start: \"a\" \"b\"\n%ignore / /";
+        let asked = chat(|chat| chat.response_format = grammar_of(text));
+        check_texts("{# <think></think> #}x", &asked, &["ab", "a b"], &["<think>x</think>ab"]);
+        let model = model_of_bytes("</think><think>\n");
+        let prompt = model.chat_prompt(&asked, 0).expect("a prompt");
+        let refused = Draft::of_chat(&asked, &prompt, &model, Surface::Chat, AnswerRules::default());
+        assert_eq!(refused.expect_err("refused").param.as_deref(), Some("structured_outputs.grammar"));
     }
 
     #[test]

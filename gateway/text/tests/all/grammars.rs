@@ -304,7 +304,7 @@ fn takes(family: &str, tool: &CallableTool, text: &str) -> bool {
 
 /// Checks values of the only parameter of a strict tool in Qwen3-Coder's format.
 #[track_caller]
-fn check_parameter(parameters: Value, good: &[&str], bad: &[&str]) {
+fn check_parameter(parameters: &Value, good: &[&str], bad: &[&str]) {
     let tool = CallableTool::new("f", Some(&parameters.to_string()), true);
     let call = |value: &str| {
         format!("<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>")
@@ -361,28 +361,28 @@ fn references_of_parameters_keep_what_stands_beside_them() {
             },
         })
     };
-    check_parameter(whole(json!({"$ref": "#/$defs/n", "maximum": 5})), &["1", "5"], &["0", "6"]);
-    check_parameter(whole(json!({"$ref": "#/$defs/List%3Cn%3E", "maxItems": 1})), &["[]", "[7]"], &["[0]", "[7, 8]"]);
+    check_parameter(&whole(json!({"$ref": "#/$defs/n", "maximum": 5})), &["1", "5"], &["0", "6"]);
+    check_parameter(&whole(json!({"$ref": "#/$defs/List%3Cn%3E", "maxItems": 1})), &["[]", "[7]"], &["[0]", "[7, 8]"]);
     check_parameter(
-        whole(json!({"type": "array", "items": {"$ref": "#/properties/a/x"}, "x": {"const": 7}})),
+        &whole(json!({"type": "array", "items": {"$ref": "#/properties/a/x"}, "x": {"const": 7}})),
         &["[7]"],
         &["[8]"],
     );
-    check_parameter(whole(json!({"$ref": "#/$defs/s", "minLength": 2})), &["ab", "abc"], &["a", "abcd"]);
-    check_parameter(whole(json!({"allOf": [{"$ref": "#/$defs/e"}], "default": "x"})), &["x", "y"], &["z", "\"x\""]);
-    check_parameter(whole(json!({"enum": ["ab", "c"], "minLength": 2})), &["ab"], &["c", "x"]);
+    check_parameter(&whole(json!({"$ref": "#/$defs/s", "minLength": 2})), &["ab", "abc"], &["a", "abcd"]);
+    check_parameter(&whole(json!({"allOf": [{"$ref": "#/$defs/e"}], "default": "x"})), &["x", "y"], &["z", "\"x\""]);
+    check_parameter(&whole(json!({"enum": ["ab", "c"], "minLength": 2})), &["ab"], &["c", "x"]);
     // What closes the value is not its text, however much more that may have.
-    check_parameter(whole(json!({"type": "string", "maxLength": 40})), &["", "ab", "a\nb\n"], &[&"a".repeat(41)]);
+    check_parameter(&whole(json!({"type": "string", "maxLength": 40})), &["", "ab", "a\nb\n"], &[&"a".repeat(41)]);
 }
 
 #[test]
 fn patterns_of_parameters_have_the_digits_and_blanks_of_ecma() {
     let string =
         |pattern: &str| json!({"properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]});
-    check_parameter(string(r"^\d+$"), &["12"], &["\u{663}", "a", ""]);
-    check_parameter(string(r"^\w+$"), &["a_1"], &["\u{e9}"]);
-    check_parameter(string(r"^[^\s]+$"), &["a\u{e9}"], &["\u{feff}", "\u{85}", " "]);
-    check_parameter(string(r"^a\/b/c$"), &["a/b/c"], &["a/bc"]);
+    check_parameter(&string(r"^\d+$"), &["12"], &["\u{663}", "a", ""]);
+    check_parameter(&string(r"^\w+$"), &["a_1"], &["\u{e9}"]);
+    check_parameter(&string(r"^[^\s]+$"), &["a\u{e9}"], &["\u{feff}", "\u{85}", " "]);
+    check_parameter(&string(r"^a\/b/c$"), &["a/b/c"], &["a/bc"]);
 }
 
 /// A schema that refers to itself twice, in a format whose grammar follows nested schemas: each has one rule.
