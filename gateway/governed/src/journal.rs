@@ -24,10 +24,12 @@ use tokio::time::{sleep, timeout};
 const GATHER: Duration = Duration::from_millis(100);
 /// Most entries that wait: ten seconds at ten thousand requests per second.
 const WAITING_MAX: usize = 100_000;
+/// Number of waiting entries from which on a pause of the ledger does not hold them back.
+const HELD_MAX: usize = WAITING_MAX / 2;
 /// Timeout of one write, and the time of failing writes after which the ledger counts as failing.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 /// Pause before a failed write of the ledger is retried.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY: Duration = Duration::from_millis(500);
 
 /// Queue of ledger entries from the requests to the thread that writes them.
 #[derive(Clone)]
@@ -59,6 +61,12 @@ struct Pending {
     settled: Vec<Entry>,
     /// Number of settled entries that the thread has taken and not written yet.
     writing: usize,
+    /// Numbers of settled entries that have ever come, were taken by the thread, and are written.
+    settled_count: u64,
+    taken_count: u64,
+    written_count: u64,
+    /// Number of settled entries after which the thread takes no more; `None`: it takes all.
+    held_at: Option<u64>,
 }
 
 #[derive(Default)]
@@ -67,6 +75,26 @@ struct Place {
     is_fresh: bool,
     /// True if the ledger has the entry, or is being sent it.
     is_written: bool,
+}
+
+/// Pause of the ledger after the entries that were settled before it; the next ones wait in the queue until it is dropped.
+pub(super) struct Pause<'a> {
+    queue: &'a Queue,
+    mark: u64,
+}
+
+impl Pause<'_> {
+    /// Returns true if every entry settled before the pause is written.
+    pub(super) fn is_reached(&self) -> bool {
+        self.queue.pending().written_count >= self.mark
+    }
+}
+
+impl Drop for Pause<'_> {
+    fn drop(&mut self) {
+        self.queue.pending().held_at = None;
+        self.queue.changed.notify_one();
+    }
 }
 
 /// Opened and settled entries that one write sends to the ledger.
@@ -115,12 +143,23 @@ impl Journal {
             self.queue.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let first = pending.settled.is_empty();
         pending.settled.push(end(opened));
+        pending.settled_count += 1;
+        let is_due = pending.settled.len() == 1 || pending.settled.len() == HELD_MAX;
         drop(pending);
-        if first {
+        if is_due {
             self.queue.changed.notify_one();
         }
+    }
+
+    /// Pauses the ledger after what is settled by now, so that a reader of it knows which entries it has. One at a time.
+    /// A queue that is half full is written all the same.
+    pub(super) fn pause(&self) -> Pause<'_> {
+        let mut pending = self.queue.pending();
+        let mark = pending.settled_count;
+        pending.held_at = Some(mark);
+        drop(pending);
+        Pause { queue: &self.queue, mark }
     }
 
     /// Returns true if writes have been failing for longer than [`WRITE_MAX`].
@@ -174,8 +213,11 @@ impl Pending {
             }
         }
         self.fresh.drain(..looked);
-        let count = self.settled.len().min(LEDGER_BATCH_MAX);
+        let may_take = self.held_at.filter(|_| self.settled.len() < HELD_MAX);
+        let may_take = may_take.map_or(usize::MAX, |mark| mark.saturating_sub(self.taken_count) as usize);
+        let count = self.settled.len().min(LEDGER_BATCH_MAX).min(may_take);
         let settled: Arc<[Entry]> = self.settled.drain(..count).collect();
+        self.taken_count += count as u64;
         self.writing = opened.len() + settled.len();
         (self.writing > 0).then(|| Batch { opened: opened.into(), settled })
     }
@@ -217,12 +259,14 @@ impl Queue {
             if begun.elapsed() >= WRITE_MAX && !self.failing.swap(true, Ordering::Relaxed) {
                 tracing::error!(%error, "the ledger cannot be written: limits with on_store_failure = closed refuse requests");
             }
-            sleep(PAUSE).await;
+            sleep(RETRY).await;
         }
         if self.failing.swap(false, Ordering::Relaxed) {
             tracing::info!("the ledger is written again");
         }
-        self.pending().writing = 0;
+        let mut pending = self.pending();
+        pending.writing = 0;
+        pending.written_count += batch.settled.len() as u64;
     }
 }
 

@@ -122,8 +122,6 @@ struct State {
     give: Option<Give>,
 }
 
-/// Deadline for reading the ledger at start, when counters are restored.
-const RESTORE_MAX: Duration = Duration::from_secs(30);
 /// Time between readings of the wall clock, which only tells days and months apart.
 const WALL_MS: u64 = 10;
 /// Most limits with a metric of their own in the map; configs may have named any number of limits.
@@ -175,7 +173,7 @@ impl Governor {
             self.assumed.fetch_add(orphans, Ordering::Relaxed);
             restore::restore(self, store.as_ref(), in_force).await
         };
-        let restored = runtime.block_on(async { tokio::time::timeout(RESTORE_MAX, restored).await });
+        let restored = runtime.block_on(async { tokio::time::timeout(restore::SUMMED_MAX, restored).await });
         match restored {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "the ledger could not be read: limits start from zero"),

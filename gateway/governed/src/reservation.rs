@@ -297,12 +297,14 @@ impl Reservation {
         let (hold, portions, learns) = (self.hold.take(), self.portions.take(), self.learns(&used));
         if hold.is_some() || learns {
             let ending = Ending::new(self, &used);
+            let elsewhere = if hold.is_some() { ending.elsewhere(&self.by_provider) } else { Vec::new() };
             if let Some((shared, portions)) = portions {
                 shared.settle(portions, |tag, unit| ending.spent(tag, unit));
+                shared.spend(&elsewhere);
             }
             let (mut state, now) = self.governor.state();
             if let Some(hold) = hold {
-                ending.release(hold, &self.by_provider, &mut state, now);
+                ending.release(hold, &elsewhere, &mut state, now);
             }
             if learns {
                 self.learn(&used, &mut state);
@@ -439,20 +441,24 @@ impl<'a> Ending<'a> {
         }
     }
 
-    /// Replaces the request's holds in the counters by the amounts used.
-    fn release(&self, hold: Hold, by_provider: &[Arc<Limit>], state: &mut State, now: Now) {
-        let id = hold.id();
-        settle_hold(hold, |tag, unit| self.spent(tag, unit), state, now);
+    /// Use by a provider of `fallback`, for which nothing was reserved, in the limits by provider.
+    fn elsewhere<'b>(&'b self, by_provider: &'b [Arc<Limit>]) -> Vec<Claim<'b>> {
         let is_fallback = |answered: &&str| !self.providers.iter().any(|provider| **provider == **answered);
-        let Some(provider) = self.answered.filter(is_fallback) else { return };
-        let claims: Vec<_> = by_provider
+        let Some(provider) = self.answered.filter(is_fallback) else { return Vec::new() };
+        by_provider
             .iter()
             .flat_map(|limit| limit.measures.iter().map(move |measure| (limit, *measure)))
             .map(|(limit, measure)| {
                 let amount = self.of(measure.unit);
                 Claim { limit: &limit.id, subject: provider, measure, amount, tag: 0 }
             })
-            .collect();
+            .collect()
+    }
+
+    /// Replaces the request's holds in the counters by the amounts used, and adds `claims` for which nothing was held.
+    fn release(&self, hold: Hold, claims: &[Claim<'_>], state: &mut State, now: Now) {
+        let id = hold.id();
+        settle_hold(hold, |tag, unit| self.spent(tag, unit), state, now);
         claims.iter().for_each(|claim| state.book.restore(claim, now));
         if let Some(give) = state.give.as_ref().filter(|_| !claims.is_empty()) {
             // The number is free again; without amounts a hold counts as it is.

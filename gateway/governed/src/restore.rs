@@ -10,26 +10,25 @@ use std::time::{Duration, Instant};
 
 use penstock_govern::{By, Claim, Limit, Measure, Span, Unit, began};
 use penstock_store::{
-    EntryFilter, Group, KeyId, KeyRecord, OwnerKind, OwnerRecord, Store, StoreError, UsageQuery, UsageRow,
+    EntryFilter, Group, KeyId, KeyRecord, OwnerKind, OwnerRecord, Store, StoreError, USAGE_ROWS_MAX, UsageQuery,
+    UsageRow,
 };
 
 use tokio::time::{sleep, timeout};
 
 use super::Governor;
-use super::journal::Journal;
+use super::journal::{Journal, Pause};
 use super::rules::{POOLS, covers_parent};
 use penstock_auth::DEPTH_MAX;
 use penstock_base::clock;
 
-/// Longest wait for this gateway's own settled entries to be written.
+/// Longest wait for this gateway's own settled entries to be written before the sums are read.
 const WRITTEN_MAX: Duration = Duration::from_secs(5);
 /// Interval of the checks whether this gateway's entries are written.
 const WRITTEN_LOOK: Duration = Duration::from_millis(20);
-/// Deadline for summing up the ledger when shared counters are restored.
-const SUMMED_MAX: Duration = Duration::from_secs(30);
-
-/// Ledger rows that one query reads.
-const PAGE: u32 = 1000;
+/// Deadline for summing up the ledger: at start, and when shared counters are restored. The entries of the day and month are
+/// read once for each limit that has such a measure, millions of them in some seconds.
+pub(super) const SUMMED_MAX: Duration = Duration::from_secs(60);
 
 /// Tag by which ledger entries name a limit that counts them.
 pub(super) fn tag(limit: &str) -> String {
@@ -69,15 +68,20 @@ pub(super) struct Sum {
 pub(super) struct Sums {
     pub(super) store: Arc<dyn Store>,
     pub(super) in_force: Box<dyn Fn() -> InForce + Send + Sync>,
-    /// Writer of this gateway's entries, which must be empty before the sums are read.
+    /// Writer of this gateway's entries, which pauses while the sums are read.
     pub(super) journal: Option<Journal>,
 }
 
 impl Sums {
-    /// Sums of all gateways, as far as their entries are written; this gateway's own are written first.
-    pub(super) async fn spent(&self) -> Result<Vec<Sum>, StoreError> {
+    /// Pause of this gateway's journal; `None`: its entries are not in this ledger.
+    pub(super) fn pause(&self) -> Option<Pause<'_>> {
+        self.journal.as_ref().map(Journal::pause)
+    }
+
+    /// Sums of all gateways, as far as their entries are written; this gateway's own, up to the `pause`, are written first.
+    pub(super) async fn spent(&self, pause: Option<&Pause<'_>>) -> Result<Vec<Sum>, StoreError> {
         let deadline = Instant::now() + WRITTEN_MAX;
-        while self.journal.as_ref().is_some_and(|journal| !journal.is_idle()) && Instant::now() < deadline {
+        while pause.is_some_and(|pause| !pause.is_reached()) && Instant::now() < deadline {
             sleep(WRITTEN_LOOK).await;
         }
         let mut out = Vec::new();
@@ -130,8 +134,9 @@ async fn sum(
     let filter = EntryFilter { from, until: u64::MAX >> 1, tag: Some(tag(&limit.id)), ..EntryFilter::default() };
     let mut after = None;
     loop {
-        let query = UsageQuery { filter: filter.clone(), groups: groups.clone(), after: after.clone(), limit: PAGE };
-        let rows = known.store.usage(&query).await?;
+        let query =
+            UsageQuery { filter: filter.clone(), groups: groups.clone(), after: after.clone(), limit: USAGE_ROWS_MAX };
+        let rows = known.store.usage_within(&query, SUMMED_MAX).await?;
         for row in &rows.items {
             let subject = match limit.by {
                 By::All => Some("all"),

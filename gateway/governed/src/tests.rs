@@ -1,5 +1,7 @@
 //! Amounts of every unit that a request holds while it runs and has used at its end: on pools, on providers, and through relays of either.
 
+mod fallback;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};

@@ -5,7 +5,8 @@
 //! [`WAIT_CLOSED`] by a request under a closed limit, at most [`WAIT_OPEN`] by others. After that the limit's
 //! `on_store_failure` decides for that request: open, only the gateway's own counters count; closed, the request is
 //! refused. A store that is gone (a broken connection, or no answer at all within that second or to a whole report) is
-//! not asked for [`DOWN_FOR`], in which no request waits. One background task reports the used amounts a few times per
+//! not asked for [`DOWN_FOR`], in which no request waits. A question that the store cannot be asked (more counters than one
+//! call takes) concerns its own request alone. One background task reports the used amounts a few times per
 //! second; an idle portion's rest is returned. The gateway's own book always counts too, so a single gateway never lets
 //! in more than the limit.
 //!
@@ -36,7 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_govern::{Claim, Measure, OnStoreFailure, Span, Unit, began};
-use penstock_store::{Ask, Counters, Kept, Settlement, StoreError, Window};
+use penstock_store::{Ask, Counters, Kept, Settlement, StoreError, Window, is_counter_name};
 use tokio::sync::RwLock;
 use tokio::time::timeout_at;
 
@@ -88,6 +89,8 @@ struct State {
     down_until: Option<Instant>,
     /// Instant until which requests under open limits do not ask the store.
     slow_until: Option<Instant>,
+    /// Instant until which questions that the store cannot be asked are not logged again.
+    refused_until: Option<Instant>,
     /// Number of answers from the store so far; tells a slow store from a dead one.
     heard: u64,
     /// True if the store has been checked since it was away, so that its answers can be trusted.
@@ -322,10 +325,25 @@ impl Shared {
                 Ok(full.map(|at| (at, grants[at].used)))
             }
             Ok(Err(StoreError::Lost)) => self.lost(),
+            Ok(Err(StoreError::Misuse(why))) => self.refused(asks.len(), why),
             Ok(Err(error)) => self.unknown(&asks, &error.to_string()),
             Err(_) if needed && self.state().heard == heard => self.unknown(&asks, "no answer in time"),
             Err(_) => self.late(&asks),
         }
+    }
+
+    /// Handles a question that the store cannot be asked. Affects this request only: nothing was sent.
+    fn refused<T>(&self, counters: usize, why: &str) -> Result<T, ()> {
+        let now = Instant::now();
+        let before = self.state().refused_until.replace(now + SLOW_QUIET);
+        if before.is_none_or(|until| now > until) {
+            tracing::error!(
+                counters,
+                why,
+                "the shared counters cannot be asked for a request: its limits decide by on_store_failure"
+            );
+        }
+        Err(())
     }
 
     /// Handles an answer that came too late, from a store that answers others or was not waited for long. Affects this request only.
@@ -410,11 +428,24 @@ impl Shared {
         wants.iter().map(of).collect()
     }
 
+    /// Adds the amounts of claims that were not asked for before: another provider than the expected ones has answered.
+    pub(super) fn spend(&self, claims: &[Claim<'_>]) {
+        let wants = claims.iter().map(want).filter(|want| want.amount > 0 && is_counter_name(&want.key.0));
+        let mut state = self.state();
+        for want in wants {
+            state.cells.entry(want.key).or_default().spent += want.amount;
+        }
+    }
+
     /// Ends the holds of a request. `spent`: as for the book, `None` for the reserved amount.
     pub(super) fn settle(&self, portions: Vec<Portion>, mut spent: impl FnMut(u16, Unit) -> Option<u64>) {
         let mut state = self.state();
         for portion in portions {
             let Portion { key, unit, tag, held, amount } = portion;
+            if held == 0 && !is_counter_name(&key.0) {
+                // The store has no such counter, and would refuse the whole report.
+                continue;
+            }
             let cell = state.cells.entry(key).or_default();
             cell.held = cell.held.saturating_sub(held);
             if unit == Unit::InFlight {
@@ -513,6 +544,9 @@ impl Shared {
 
 #[cfg(test)]
 mod faults;
+
+#[cfg(test)]
+mod restoring;
 
 #[cfg(test)]
 mod tests;

@@ -97,10 +97,13 @@ impl Shared {
         let now = clock::unix_seconds();
         if let Some(ledger) = &self.ledger {
             sleep(LEDGER_LAG).await;
-            // Amounts waiting to be reported are in the ledger by the time it is read, and would count twice.
+            // Amounts waiting to be reported are in the ledger by the time it is read, and would count twice. Those that
+            // come later are not in it: the ledger pauses until it has been read.
             let untold: HashMap<Key, u64> =
                 self.state().cells.iter().map(|(key, cell)| (key.clone(), cell.spent)).collect();
-            let spent: Vec<Kept> = ledger.spent().await?.iter().map(|sum| kept(sum, now)).collect();
+            let pause = ledger.pause();
+            let spent: Vec<Kept> = ledger.spent(pause.as_ref()).await?.iter().map(|sum| kept(sum, now)).collect();
+            drop(pause);
             for chunk in spent.chunks(REPORTS) {
                 self.counters.restore(chunk, now).await?;
             }
@@ -227,7 +230,7 @@ impl Shared {
         );
     }
 
-    pub(super) async fn report_once(&self, at: Instant) {
+    pub(crate) async fn report_once(&self, at: Instant) {
         let now = clock::unix_seconds();
         let settlements = self.due(at, now);
         let mut chunks = settlements.chunks(REPORTS);
@@ -278,7 +281,18 @@ impl Shared {
             (state.nth, state.doubted.clone())
         };
         if !doubted.is_empty() {
-            in_time(self.counters.settle(&self.holder, nth, &doubted, clock::unix_seconds())).await?;
+            let settled = in_time(self.counters.settle(&self.holder, nth, &doubted, clock::unix_seconds())).await;
+            match settled {
+                // Nothing was sent, and asking again would end no differently.
+                Err(StoreError::Misuse(why)) => {
+                    tracing::error!(
+                        why,
+                        settlements = doubted.len(),
+                        "the shared counters cannot be told of amounts spent"
+                    );
+                }
+                settled => settled?,
+            }
             self.state().doubted.clear();
         }
         Ok(())

@@ -205,6 +205,51 @@ async fn take_closed(shared: &Shared, measure: Measure, amount: u64) -> Result<V
     shared.take(&[Claim { limit: &limit, subject: "k", measure, amount, tag: 0 }], |_| OnStoreFailure::Closed).await
 }
 
+/// Claims of one amount each on the use of a chain of keys, and one of all of them that fits no call of the store.
+#[tokio::test]
+async fn a_request_with_too_many_counters_concerns_nobody_else() {
+    let store = Arc::new(Store::default());
+    let gateway = begun(&store, "a");
+    let limit: Arc<str> = "l".into();
+    let spans = [Span::Minute, Span::Hour, Span::Day];
+    let units = [Unit::Requests, Unit::Tokens, Unit::InputTokens];
+    let measures: Vec<_> = units.iter().flat_map(|unit| spans.map(|span| measure(*unit, span, 1_000_000))).collect();
+    let take = async |keys: usize, prefix: &str, policy: OnStoreFailure| {
+        let subjects: Vec<String> = (0..keys).map(|key| format!("{prefix}{key}")).collect();
+        let claims: Vec<_> = subjects
+            .iter()
+            .flat_map(|subject| measures.iter().map(move |measure| (subject, *measure)))
+            .map(|(subject, measure)| Claim { limit: &limit, subject, measure, amount: 1, tag: 0 })
+            .collect();
+        gateway.take(&claims, |_| policy).await
+    };
+    // Nine measures of a key and the seven above it.
+    let portions = take(8, "k", OnStoreFailure::Closed).await.expect("room");
+    assert!(portions.len() == 72 && portions.iter().all(Portion::is_counted) && gateway.is_up());
+
+    // The portions of the first eight are large enough for them.
+    let many = penstock_store::ASKS_MAX / measures.len() + 10;
+    let refused = take(many, "k", OnStoreFailure::Closed).await.expect_err("more than the store can be asked");
+    assert!(refused == Refused::Away { claim: 0 } && gateway.is_up(), "others are asked for as before");
+    let portions = take(many, "k", OnStoreFailure::Open).await.expect("open");
+    gateway.settle(portions, |_, _| Some(1));
+    // Nor do names that no counter can have.
+    let portions = take(1, &"k".repeat(1000), OnStoreFailure::Open).await.expect("open");
+    gateway.settle(portions, |_, _| Some(1));
+    gateway.report_once(Instant::now() + IDLE * 2).await;
+    assert!(gateway.is_up() && gateway.state().doubted.is_empty(), "the report is done");
+    let other = begun(&store, "b");
+    let day = measure(Unit::Requests, Span::Day, 1_000_000);
+    try_take_of(&other, "k0", day).await.expect("room");
+    let claim = Claim { limit: &limit, subject: "k0", measure: day, amount: 1, tag: 0 };
+    assert_eq!(other.used(&[claim]), [3], "one is in progress, one was let in without a question, one is its own");
+}
+
+async fn try_take_of(shared: &Shared, subject: &str, measure: Measure) -> Result<Vec<Portion>, Refused> {
+    let limit: Arc<str> = "l".into();
+    shared.take(&[Claim { limit: &limit, subject, measure, amount: 1, tag: 0 }], |_| OnStoreFailure::Open).await
+}
+
 /// Slow answers refuse nobody: each request waits for its own.
 #[tokio::test(start_paused = true)]
 async fn a_slow_store_is_waited_for() {

@@ -1,0 +1,156 @@
+//! Counters that a store loses while requests go on: what was spent is restored from the ledger, and counts once.
+
+use std::sync::atomic::AtomicBool;
+
+use async_trait::async_trait;
+use penstock_govern::{By, For, Limit, Reserve, Unmetered};
+use penstock_store::{
+    Begun, Entry, EntryFilter, Grant, Ledger, MemoryCounters, OpenEntry, Sqlite, SqliteOptions, Subject, UsageQuery,
+};
+
+use super::*;
+use crate::journal::Journal;
+use crate::restore::{InForce, tag};
+
+const DAY: Measure = Measure { unit: Unit::Requests, span: Span::Day, max: 1_000_000 };
+/// Pause between two requests: the ledger always has entries to write.
+const PACE: Duration = Duration::from_millis(2);
+/// Longest wait for what the test waits for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Store double that can lose its counters.
+#[derive(Default)]
+struct Losing {
+    inner: Mutex<Arc<MemoryCounters>>,
+    is_lost: AtomicBool,
+}
+
+impl Losing {
+    fn lose(&self) {
+        self.is_lost.store(true, Ordering::SeqCst);
+        *self.inner.lock().expect("no panic") = Arc::default();
+    }
+
+    fn inner(&self) -> Result<Arc<MemoryCounters>, StoreError> {
+        let inner = self.inner.lock().expect("no panic").clone();
+        if self.is_lost.load(Ordering::SeqCst) { Err(StoreError::Lost) } else { Ok(inner) }
+    }
+
+    /// Use of a counter by all gateways, leases included.
+    async fn used(&self, counter: &str, window: Window) -> u64 {
+        let now = clock::unix_seconds();
+        let ask = Ask { counter: counter.into(), window, sliding: false, max: 0, want: 0, least: 0, until: now };
+        self.inner().expect("there").take("reader", &[ask], false, now).await.expect("read")[0].used
+    }
+}
+
+#[async_trait]
+impl Counters for Losing {
+    async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
+        self.inner()?.take(holder, asks, whole, now).await
+    }
+
+    async fn begin(&self) -> Result<Begun, StoreError> {
+        let was_lost = self.is_lost.swap(false, Ordering::SeqCst);
+        Ok(if was_lost { Begun::Anew(Duration::from_millis(100)) } else { Begun::Whole })
+    }
+
+    /// Called once after a loss, before anything is settled: what is known is all that was spent.
+    async fn restore(&self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        let spent =
+            |one: &Kept| Settlement { counter: one.counter.clone(), window: one.window, leased: 0, spent: one.amount };
+        let settlements: Vec<_> = kept.iter().map(spent).collect();
+        self.inner()?.settle("restorer", clock::unix_seconds(), &settlements, now).await
+    }
+
+    async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        self.inner()?.lease(holder, kept, now).await
+    }
+
+    async fn settle(&self, holder: &str, nth: u64, told: &[Settlement], now: u64) -> Result<(), StoreError> {
+        self.inner()?.settle(holder, nth, told, now).await
+    }
+}
+
+fn limit() -> Limit {
+    Limit {
+        id: "l".into(),
+        measures: vec![DAY],
+        by: By::Key,
+        applies: For::Everyone,
+        models: Vec::new(),
+        reserve: Reserve::default(),
+        unmetered: Unmetered::default(),
+        on_store_failure: OnStoreFailure::Open,
+        max_tokens_default: None,
+        max_tokens_max: None,
+        surge: None,
+    }
+}
+
+/// One request, counted and noted as requests are.
+async fn request(number: u64, shared: &Shared, journal: &Journal) {
+    let limit: Arc<str> = "l".into();
+    let claim = Claim { limit: &limit, subject: "k", measure: DAY, amount: 1, tag: 0 };
+    let portions = shared.take(&[claim], |_| OnStoreFailure::Open).await.expect("room");
+    let subject = Subject { key: "k".into(), tags: vec![tag("l")], ..Subject::default() };
+    let (at, request) = (clock::unix_seconds(), format!("r{number}"));
+    let slot = journal.open(OpenEntry { at, request, subject: subject.into(), ..OpenEntry::default() });
+    journal.settle(slot, |opened| Entry { opened, ..Entry::default() });
+    shared.settle(portions, |_, _| Some(1));
+}
+
+#[tokio::test]
+async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
+    let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
+    let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
+    let in_force = || InForce { limits: vec![Arc::new(limit())], ..InForce::default() };
+    let sums = Sums { store: store.clone(), in_force: Box::new(in_force), journal: Some(journal.clone()) };
+    let counters = Arc::new(Losing::default());
+    let shared = Arc::new(Shared::new(counters.clone(), "g".into(), Some(sums)));
+    let (begun, _begun) = std::sync::mpsc::sync_channel(1);
+    let reports = shared.clone();
+    let reports = tokio::spawn(async move { reports.report(begun).await });
+
+    let goes_on = Arc::new(AtomicBool::new(true));
+    let load = {
+        let (goes_on, shared, journal) = (goes_on.clone(), shared.clone(), journal.clone());
+        tokio::spawn(async move {
+            let mut number = 0;
+            while goes_on.load(Ordering::Relaxed) {
+                number += 1;
+                request(number, &shared, &journal).await;
+                tokio::time::sleep(PACE).await;
+            }
+            number
+        })
+    };
+    let began = Instant::now();
+    while !shared.is_up() || began.elapsed() < Duration::from_secs(1) {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(PACE).await;
+    }
+    counters.lose();
+    let lost = Instant::now();
+    while shared.restored() == 0 {
+        assert!(lost.elapsed() < PATIENCE, "it is not restored");
+        tokio::time::sleep(PACE).await;
+    }
+    goes_on.store(false, Ordering::Relaxed);
+    let count = load.await.expect("no panic");
+
+    let window = Window::at(clock::unix_seconds(), 86_400);
+    let counter = name("l", "k", DAY);
+    let filter = EntryFilter { until: u64::MAX >> 1, ..EntryFilter::default() };
+    let query = UsageQuery { filter, limit: 1, ..UsageQuery::default() };
+    let end = Instant::now() + PATIENCE;
+    let (mut used, mut noted) = (0, 0);
+    // The rest of the portion is returned after a while.
+    while (used, noted) != (count, count) {
+        assert!(Instant::now() < end, "{used} are counted and {noted} noted of {count}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        used = counters.used(&counter, window).await;
+        noted = store.usage(&query).await.expect("summed").items.first().map_or(0, |row| row.requests);
+    }
+    reports.abort();
+}
