@@ -135,8 +135,7 @@ pub struct Ready {
     /// [`crate::PROTOCOL_VERSION`] of the worker.
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// Random number of this life of the worker, new at every start. A change means that the worker has lost all
-    /// state.
+    /// Random number of this life of the worker, new at every start: a change means that all of its state is lost.
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
     /// Name of the checkpoint (folder name, or "penstock-demo").
@@ -301,8 +300,7 @@ pub struct Refused {
     pub message: String,
 }
 
-/// Start of a request, or its continuation after its worker was lost. Carries everything that is known about the
-/// request.
+/// Start of a request, or its continuation after its worker was lost, with everything that is known about it.
 #[derive(Clone, PartialEq, Message)]
 pub struct Generate {
     /// Number chosen by the gateway, unique within (gateway, session).
@@ -329,8 +327,7 @@ pub struct Generate {
     /// Tokens that a choice may emit before the gateway has to send [`Window`]; 0 means no limit.
     #[prost(uint32, tag = "8")]
     pub window: u32,
-    /// [`Ready::transfer`] of the worker that does the prefill, for prefill/decode separation; empty means this
-    /// worker.
+    /// [`Ready::transfer`] of the worker that does the prefill, for prefill/decode separation; empty: this worker.
     #[prost(string, tag = "9")]
     pub prefill_at: String,
     /// [`Ready::transfer`] of a worker that holds more of the prefix: blocks missing here are fetched from it before
@@ -404,8 +401,7 @@ pub struct ChoiceStart {
     /// Index of the choice, from 0.
     #[prost(uint32, tag = "1")]
     pub index: u32,
-    /// Tokens emitted in earlier attempts; they count as output (penalties, max_tokens, positions of the random
-    /// numbers).
+    /// Tokens emitted in earlier attempts; they count as output (penalties, max_tokens, positions of random numbers).
     #[prost(uint32, repeated, tag = "2")]
     pub emitted: Vec<u32>,
 }
