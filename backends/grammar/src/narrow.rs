@@ -129,7 +129,7 @@ fn with_blanks(pattern: &str, blanks: &str, not_blanks: &str) -> String {
     written
 }
 
-/// A pattern of JSON Schema as a regular expression of the library's, that of a text alone: blanks as in [`values`],
+/// A pattern of JSON Schema as a regular expression of the library's, that of a text alone: blanks as in `values`,
 /// digits and letters of words those of ASCII, as in ECMA-262.
 pub fn text_pattern(pattern: &str) -> String {
     regex_to_lark(&text_blanks(pattern), "dw")
