@@ -194,6 +194,54 @@ def test_keys_are_issued_used_and_revoked(served):
     assert secret not in served.log() and secret not in json.dumps(events)
 
 
+def test_a_key_is_changed_by_what_is_named(served):
+    secret = admin(served, "keys", "create", "--name", "changed", "--models", "nothing", "--expires", "12h").strip()
+    api = Api(served)
+    (key,) = [one for one in api.get("/keys?limit=1000")["data"] if secret.endswith(one["ends_with"])]
+    said = admin(served, "keys", "set", key["id"], "--models", "penstock-*", "--limits", "standard", "--json")
+    now = json.loads(said)
+    assert (now["allowed"]["models"], now["limits"]) == (["penstock-*"], ["standard"])
+    assert (now["name"], now["expires"]) == ("changed", key["expires"]), "the rest stays"
+    admin(served, "keys", "set", key["id"], "--limits", "", "--expires", "never", "--team", "")
+    last = api.get(f"/keys/{key['id']}")
+    assert (last["limits"], last["expires"], last["allowed"]["models"]) == ([], None, ["penstock-*"])
+    assert "name what is to change" in admin(served, "keys", "set", key["id"], check=False)
+    assert "nowhere" in admin(served, "keys", "set", key["id"], "--limits", "nowhere", check=False)
+    admin(served, "keys", "revoke", key["id"])
+
+
+def test_a_list_that_is_cut_says_so(served):
+    """Three keys are more than two rows, and three rows are all of them."""
+    ids = [json.loads(admin(served, "keys", "create", "--name", "row", "--json"))["key"]["id"] for _ in range(3)]
+    command = [str(binary()), "admin", "--state-dir", str(served.state), "keys", "list", "--json", "--rows"]
+    asked = {
+        rows: subprocess.run([*command, rows], check=False, capture_output=True, text=True, timeout=60)
+        for rows in ("2", "3")
+    }
+    assert [len(json.loads(done.stdout)) for done in asked.values()] == [2, 3]
+    assert "first 2 rows" in asked["2"].stderr and asked["3"].stderr == ""
+    for key in ids:
+        admin(served, "keys", "revoke", key)
+
+
+def test_the_key_of_the_machine_is_printed_where_it_opens_something(served, tmp_path):
+    """The image has no shell: nothing else prints the file."""
+    assert admin(served, "key") == f"{Api(served).key}\n"
+    assert json.loads(admin(served, "key", "--json")) == {"key": Api(served).key}
+    assert "is not for http://" in admin(served, "key", "--url", "http://127.0.0.1:1", check=False)
+    assert "cannot be read" in admin(served, "key", check=False, state=str(tmp_path / "nothing"))
+    config = tmp_path / "penstock.toml"
+    config.write_text('[[admin_keys]]\nid = "ops"\nkey_env = "OPS_KEY"\nrole = "owner"\n')
+    said = admin(served, "key", "--config", str(config), check=False)
+    assert "[[admin_keys]]" in said, said
+
+
+def test_nothing_is_unset_where_there_is_nothing(served):
+    said = admin(served, "providers", "set", "tpyo", "--unset", "ca_file", check=False)
+    assert "there is no entry" in said, said
+    assert Api(served).get("/config/providers")["data"] == []
+
+
 def _answers(ask, key: str) -> bool:
     try:
         return bool(ask(key))

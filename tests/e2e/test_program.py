@@ -1,6 +1,7 @@
 """The program around the server: version, help, check, chat, and the Node SDK."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,24 @@ def test_a_damaged_model_is_refused_with_file_and_reason(tmp_path, damage):
 def test_chat_piped(gateway):
     done = penstock("chat", "--url", gateway.url, "--temperature", "0", stdin="Hello\n")
     assert (done.returncode, done.stdout) == (0, "Hello! How can I help you today?\n"), done.stderr
+
+
+def test_chat_answers_a_prompt_of_its_command_line(gateway):
+    """Standard input is not read: a pipe that nobody closes holds nothing up."""
+    done = penstock("chat", "--url", gateway.url, "--temperature", "0", "Hello", stdin="Something else\n")
+    assert (done.returncode, done.stdout) == (0, "Hello! How can I help you today?\n"), done.stderr
+    none = penstock("chat", "--url", gateway.url, " ")
+    assert none.returncode == 1 and "no prompt" in none.stderr
+
+
+def test_chat_ends_silently_with_its_reader(gateway):
+    """As every other command does: the status is that of a program that SIGPIPE has ended."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [binary(), "chat", "--url", gateway.url, "Hello"]
+    done = subprocess.run(command, check=False, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_chat_without_a_gateway_says_what_to_do():

@@ -17,9 +17,10 @@ mod table;
 use std::path::{Path, PathBuf};
 
 use crate::serve::ConfigArgs;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 
 pub(crate) use arguments::AdminCommand;
 use arguments::Config;
@@ -36,6 +37,7 @@ Examples:
   penstock admin batches --open
   penstock admin plugins dry-run body.json --key search
   penstock admin keys create --name search --models 'chat-*' --limits standard
+  penstock admin keys set key_… --limits standard,nightly --expires 90d
   penstock admin usage --group key,model --from 7d
   penstock admin config diff new.toml && penstock admin config apply new.toml --note 'another provider'
   penstock admin limits set standard requests_per_minute=600 --note 'the new plan'
@@ -85,6 +87,9 @@ pub(crate) struct Place {
     /// State folder of the gateway [default: ~/.local/state/penstock]
     #[arg(long, global = true, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    /// Most rows of a list; a list that is longer says so on standard error
+    #[arg(long, global = true, value_name = "COUNT", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    rows: u32,
     /// Print JSON
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -92,6 +97,9 @@ pub(crate) struct Place {
 
 /// Runs the command of `penstock admin`.
 pub(crate) fn run(args: &AdminArgs) -> anyhow::Result<()> {
+    if let AdminCommand::Key = args.command {
+        return own_key(&args.place);
+    }
     // A fault of the config is told before anything is asked or signalled.
     let state_dir = state_dir(&args.place)?;
     let client = find(&args.place, &state_dir, !matches!(args.command, AdminCommand::Health));
@@ -104,6 +112,26 @@ pub(crate) fn run(args: &AdminArgs) -> anyhow::Result<()> {
         }
         commands::run(&client?, &args.command, args.place.json).await
     })
+}
+
+/// Prints the key that was made for this machine. Where the config has keys, the gateway takes no other.
+fn own_key(place: &Place) -> anyhow::Result<()> {
+    if let Some(url) = &place.url {
+        bail!("the key of this machine is not for {url}: leave --url (PENSTOCK_ADMIN_URL) out");
+    }
+    let args = ConfigArgs { config: place.config.clone(), state_dir: place.state_dir.clone(), ..ConfigArgs::default() };
+    let config = args.load_beside(&[]).context("the config cannot be read")?;
+    if !config.admin.keys.is_empty() {
+        bail!("the config has [[admin_keys]], and the gateway takes those alone: sign in with one of them");
+    }
+    let state_dir = penstock_config::state_dir(&config).map_err(anyhow::Error::msg)?;
+    let key = client::machine_key(&state_dir)?;
+    if place.json {
+        println!("{:#}", json!({ "key": key }))
+    } else {
+        println!("{key}")
+    }
+    Ok(())
 }
 
 /// Asks whether the admin API is there and takes the key. The error is the reason for people.
@@ -128,7 +156,8 @@ pub(crate) fn connect(place: &Place) -> anyhow::Result<Client> {
 }
 
 fn find(place: &Place, state_dir: &Path, needs_key: bool) -> anyhow::Result<Client> {
-    Client::find(&Search { url: place.url.as_deref(), key_env: &place.key_env, needs_key, state_dir })
+    let rows_max = place.rows as usize;
+    Client::find(&Search { url: place.url.as_deref(), key_env: &place.key_env, needs_key, state_dir, rows_max })
 }
 
 /// State folder that the gateway uses, found without reading the config's secrets.

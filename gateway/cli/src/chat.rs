@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! terminal: prompt, edited by rustyline ─▶ answer as it comes, reasoning dim ─▶ prompt …      Ctrl-C stops the answer, Ctrl-D leaves
-//! piped:    all of stdin is one prompt ─▶ the answer alone on stdout     exit status says whether it is complete
+//! once:     PROMPT, or all of a piped stdin ─▶ the answer alone on stdout     exit status says whether it is complete
 //! ```
 //!
 //! A stopped answer drops its connection, by which the gateway learns that the client has left. The text that was shown
@@ -23,6 +23,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use client::{Answer, Client, Delta, Message, Settings};
 use lines::{Lines, Said};
 use screen::Screen;
+
+use crate::out::Out;
 
 /// Largest prompt, in bytes; a longer one is refused before it is sent: the gateway's own default for a body.
 const PROMPT_BYTES_MAX: u64 = 32 << 20;
@@ -49,6 +51,9 @@ Earlier prompts are kept in ~/.local/state/penstock/chat_history (or in $XDG_STA
 #[derive(Args, Clone, Debug)]
 #[command(after_help = IN_A_TERMINAL)]
 pub(crate) struct ChatArgs {
+    /// Prompt to answer once [default: what is piped in; in a terminal a conversation]
+    #[arg(value_name = "PROMPT")]
+    pub(crate) prompt: Option<String>,
     /// Base URL of the gateway; a path such as /v1 may follow [default: OPENAI_BASE_URL, else http://127.0.0.1:8080]
     #[arg(long, env = "PENSTOCK_URL")]
     pub(crate) url: Option<String>,
@@ -72,26 +77,26 @@ pub(crate) struct ChatArgs {
 
 /// Runs the conversation until the input ends.
 ///
-/// Errors: the gateway cannot be reached or refuses; in piped mode also an answer that broke off.
+/// Errors: the gateway cannot be reached or refuses; where one prompt is answered also an answer that broke off.
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
-    let stdin = io::stdin();
-    if stdin.is_terminal() {
-        runtime.block_on(converse(args, Screen::new(io::stdout(), io::stdout().is_terminal())))
-    } else {
-        runtime.block_on(answer_one(args, stdin.lock(), Screen::new(io::stdout(), io::stdout().is_terminal())))
+    let (stdin, screen) = (io::stdin(), Screen::new(Out, io::stdout().is_terminal()));
+    match &args.prompt {
+        Some(prompt) => runtime.block_on(answer_one(args, prompt.as_bytes(), screen)),
+        None if stdin.is_terminal() => runtime.block_on(converse(args, screen)),
+        None => runtime.block_on(answer_one(args, stdin.lock(), screen)),
     }
 }
 
-/// Piped mode: one prompt, one answer.
+/// One prompt, one answer.
 async fn answer_one<W: Write>(args: &ChatArgs, input: impl Read, mut screen: Screen<W>) -> anyhow::Result<()> {
     let mut prompt = String::new();
-    input.take(PROMPT_BYTES_MAX + 1).read_to_string(&mut prompt).context("the prompt on stdin is not text")?;
+    input.take(PROMPT_BYTES_MAX + 1).read_to_string(&mut prompt).context("the prompt is not text")?;
     if prompt.len() as u64 > PROMPT_BYTES_MAX {
-        bail!("the prompt on stdin is longer than {PROMPT_BYTES_MAX} bytes");
+        bail!("the prompt is longer than {PROMPT_BYTES_MAX} bytes");
     }
     if prompt.trim().is_empty() {
-        bail!("there is no prompt: stdin is empty");
+        bail!("there is no prompt: it is empty");
     }
     let client = connect(args).await?;
     let mut messages = opening(args);

@@ -35,9 +35,9 @@ static ALLOCATOR: penstock_allocator::Allocator = penstock_allocator::Allocator;
 const EXAMPLES: &str = "\
 Examples:
   penstock serve                                  the embedded demo model at http://127.0.0.1:8080
-  penstock serve --model ~/models/Qwen3-0.6B      any Llama, Mistral, Qwen2 or Qwen3 checkpoint folder
+  penstock serve --model ~/models/Qwen3-0.6B      a model of yours: a checkpoint folder, or a GGUF file
   penstock pull Qwen/Qwen3-0.6B                   fetch one from a hub; then serve --model Qwen/Qwen3-0.6B
-  penstock chat                                   talk to it in the terminal
+  penstock chat                                   talk to it in the terminal; penstock chat \"PROMPT\" asks once
   penstock check --config penstock.toml           what would be served, or everything that is wrong
 
 An OpenAI client needs nothing but the address:

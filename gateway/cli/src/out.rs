@@ -30,6 +30,27 @@ pub(crate) fn print(text: Arguments<'_>) {
     }
 }
 
+/// Standard output for whoever writes piece by piece: a closed pipe ends the program, as it does for the macros.
+pub(crate) struct Out;
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        or_leave(io::stdout().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        or_leave(io::stdout().flush())
+    }
+}
+
+/// The result, or the end of the program where the reader has left.
+fn or_leave<T>(done: io::Result<T>) -> io::Result<T> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(LEFT),
+        done => done,
+    }
+}
+
 /// `text` with control characters replaced, which could move the terminal's cursor.
 pub(crate) fn harmless(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()

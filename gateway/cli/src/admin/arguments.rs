@@ -15,6 +15,8 @@ pub(crate) enum AdminCommand {
     Health,
     /// Show the admin key in use and its role
     Whoami,
+    /// Print the key of this machine's gateway, for signing in at the console; where the config has `[[admin_keys]]` there is none
+    Key,
     /// Models: names that requests can use
     Models(One),
     /// Routes: the model names of the config, with the targets that answer them
@@ -455,6 +457,8 @@ pub(crate) enum KeysCommand {
     },
     /// Issue a key and show its text, only once
     Create(Box<Wish>),
+    /// Change a key; what is not named stays as it is
+    Set(Box<SetKey>),
     /// Rotate a key: show a new text, only once
     Rotate {
         /// Id of the key
@@ -468,6 +472,43 @@ pub(crate) enum KeysCommand {
         /// Id of the key
         id: String,
     },
+}
+
+/// Changes of a key. A list is set whole, and an empty one ('') is none.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SetKey {
+    /// Id of the key
+    pub(super) id: String,
+    /// Display name of the key
+    #[arg(long)]
+    pub(super) name: Option<String>,
+    /// Team of the key; '': none
+    #[arg(long)]
+    pub(super) team: Option<String>,
+    /// Person or service that uses the key; '': none
+    #[arg(long)]
+    pub(super) user: Option<String>,
+    /// Models that the key may use; a trailing * matches any ending; '': all
+    #[arg(long, value_delimiter = ',', value_name = "MODEL")]
+    pub(super) models: Option<Vec<String>>,
+    /// Routes that the key may use, as /v1/chat/completions; '': all
+    #[arg(long, value_delimiter = ',', value_name = "ROUTE")]
+    pub(super) routes: Option<Vec<String>>,
+    /// APIs that the key may use: openai, anthropic, gemini, ollama; '': all
+    #[arg(long, value_delimiter = ',', value_name = "DIALECT")]
+    pub(super) dialects: Option<Vec<String>>,
+    /// Addresses and networks that may use the key, as 10.0.0.0/8; '': all
+    #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
+    pub(super) addresses: Option<Vec<String>>,
+    /// Ids of `[[limits]]` that the key counts against; '': none
+    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
+    pub(super) limits: Option<Vec<String>>,
+    /// For the books; '': none
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    pub(super) tags: Option<Vec<String>>,
+    /// Expiry: a date, date and time, or a time from now as 12h, 90d; never: none
+    #[arg(long, value_name = "WHEN")]
+    pub(super) expires: Option<String>,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -667,8 +708,19 @@ mod tests {
     }
 
     /// Commands that are one answer or one report, not a list of things.
-    const NO_LISTS: [&str; 10] =
-        ["status", "health", "whoami", "decisions", "explain", "usage", "config", "log-level", "metrics", "openapi"];
+    const NO_LISTS: [&str; 11] = [
+        "status",
+        "health",
+        "whoami",
+        "key",
+        "decisions",
+        "explain",
+        "usage",
+        "config",
+        "log-level",
+        "metrics",
+        "openapi",
+    ];
 
     #[test]
     fn every_noun_is_listed_by_its_name_and_by_list() {
@@ -702,6 +754,8 @@ mod tests {
             "requests list --team t",
             "keys list --all",
             "keys --all",
+            "keys set key_1 --limits a,b --models m --expires never",
+            "key",
             "audit --limit 3",
             "audit list --limit 3",
             "config list",

@@ -1,6 +1,7 @@
 //! Client of the admin API: one request per connection, over TCP or a Unix socket.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ use tokio::time::timeout;
 const CONNECT: Duration = Duration::from_secs(5);
 /// Timeout of an answer; the API's own deadline is shorter.
 const ANSWER: Duration = Duration::from_secs(90);
+/// Longest key that is read, in bytes.
+const KEY_BYTES_MAX: u64 = 4096;
 /// Largest body: a page of a thousand items fits.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
@@ -73,12 +76,15 @@ pub(super) struct Search<'a> {
     /// False for requests that need no key: none is looked for.
     pub(super) needs_key: bool,
     pub(super) state_dir: &'a Path,
+    /// Most rows of a list.
+    pub(super) rows_max: usize,
 }
 
 /// Client with an address, and a key where requests need one.
 pub(crate) struct Client {
     place: Place,
     key: Option<String>,
+    rows_max: usize,
 }
 
 /// Answer with a status of 200 to 299.
@@ -88,6 +94,23 @@ pub(super) struct Answer {
     pub(super) next: Option<String>,
 }
 
+/// Key that the gateway has made for this machine.
+///
+/// # Errors
+/// There is no such file, or it is not this user's to read.
+pub(super) fn machine_key(state_dir: &Path) -> anyhow::Result<String> {
+    let path = key_path(state_dir);
+    let why = || {
+        format!(
+            "{} cannot be read: has the gateway been started, by this user? (--config or --state-dir say where)",
+            path.display()
+        )
+    };
+    let mut text = String::new();
+    fs::File::open(&path).and_then(|file| file.take(KEY_BYTES_MAX).read_to_string(&mut text)).with_context(why)?;
+    Ok(text.trim().to_owned())
+}
+
 impl Client {
     /// Address of the API, for people.
     pub(crate) fn address(&self) -> String {
@@ -95,6 +118,11 @@ impl Client {
             Place::Tcp(authority) => authority.clone(),
             Place::Unix(path) => format!("unix://{}", path.display()),
         }
+    }
+
+    /// Most rows of a list that are shown.
+    pub(super) fn rows_max(&self) -> usize {
+        self.rows_max
     }
 
     /// Finds address and key.
@@ -109,9 +137,9 @@ impl Client {
                 text.lines().next().with_context(|| format!("{dir}/{ADDRESS_FILE} is empty"))?.to_owned()
             }
         };
-        let place = Place::parse(&url)?;
+        let (place, rows_max) = (Place::parse(&url)?, search.rows_max);
         if !search.needs_key {
-            return Ok(Self { place, key: None });
+            return Ok(Self { place, key: None, rows_max });
         }
         let given = std::env::var(search.key_env).ok().filter(|key| !key.trim().is_empty());
         let key = match given {
@@ -126,7 +154,7 @@ impl Client {
             })?,
             None => bail!("no admin key: put one into the variable {} ({url} is not this machine)", search.key_env),
         };
-        Ok(Self { place, key: Some(key.trim().to_owned()) })
+        Ok(Self { place, key: Some(key.trim().to_owned()), rows_max })
     }
 
     /// Sends a GET request and reads the JSON of its answer.

@@ -19,8 +19,6 @@ use super::stored::{batches, files};
 use super::table::{fields, table};
 use crate::keys::{duration, moment, time_or_date};
 
-/// Most items of a list that is shown whole.
-const LISTED_MAX: usize = 10_000;
 /// Largest config that is read, in bytes.
 pub(super) const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
@@ -54,6 +52,8 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
         AdminCommand::Status => show.one(&client.get("/admin/v1/status").await?),
         AdminCommand::Health => show.one(&client.get("/admin/v1/health").await?),
         AdminCommand::Whoami => show.one(&client.get("/admin/v1/whoami").await?),
+        // No gateway is asked: the key has been printed.
+        AdminCommand::Key => {}
         AdminCommand::Models(asked) => one(client, show, "models", asked, (MODELS, "no models")).await?,
         AdminCommand::Routes(asked) => match (entry(client, show, "models", asked).await?, asked.name()) {
             (true, _) => {}
@@ -108,7 +108,7 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
     Ok(())
 }
 
-/// All items of a list, fetched page by page.
+/// All items of a list, fetched page by page, up to as many as the client takes; a list that is cut says so on standard error.
 pub(crate) async fn all(client: &Client, path: &str, filter: &[(&str, Option<String>)]) -> anyhow::Result<Vec<Value>> {
     let (mut rows, mut after) = (Vec::new(), None);
     loop {
@@ -119,7 +119,13 @@ pub(crate) async fn all(client: &Client, path: &str, filter: &[(&str, Option<Str
             rows.extend(items);
         }
         after = page["next"].as_str().map(str::to_owned);
-        if after.is_none() || rows.len() >= LISTED_MAX {
+        let most = client.rows_max();
+        if rows.len() > most || (after.is_some() && rows.len() == most) {
+            eprintln!("the list is longer: these are the first {most} rows (--rows COUNT shows more)");
+            rows.truncate(most);
+            after = None;
+        }
+        if after.is_none() {
             return Ok(rows);
         }
     }
@@ -240,6 +246,10 @@ async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {
             });
             issued(show, &client.change(Method::POST, "/admin/v1/keys", Some(&present(body)), None).await?);
         }
+        KeysCommand::Set(set) => {
+            let key = client.get(&one(&set.id)).await?;
+            show.one(&client.change(Method::PATCH, &one(&set.id), Some(&change_of(set, &key)?), None).await?);
+        }
         KeysCommand::Rotate { id, grace } => {
             let body = json!({ "grace_seconds": duration(grace)?.as_secs() });
             issued(show, &client.change(Method::POST, &format!("{}/rotate", one(id)), Some(&body), None).await?);
@@ -250,6 +260,44 @@ async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Patch of a key as it was read, for that version of the key alone.
+fn change_of(set: &SetKey, key: &Value) -> anyhow::Result<Value> {
+    let list = |given: &Option<Vec<String>>| -> Option<Value> {
+        given.as_ref().map(|all| all.iter().filter(|one| !one.is_empty()).cloned().collect::<Vec<_>>().into())
+    };
+    let or_none = |given: &Option<String>| -> Option<Value> {
+        given.as_ref().map(|text| if text.is_empty() { Value::Null } else { text.clone().into() })
+    };
+    let mut body = Map::new();
+    let mut allowed = key["allowed"].clone();
+    let scopes =
+        [("models", &set.models), ("routes", &set.routes), ("dialects", &set.dialects), ("addresses", &set.addresses)];
+    for (name, given) in scopes {
+        if let Some(given) = list(given) {
+            allowed[name] = given;
+            body.insert("allowed".into(), allowed.clone());
+        }
+    }
+    let expires = match set.expires.as_deref() {
+        Some("never") => Some(Value::Null),
+        given => given.map(moment).transpose()?.map(Value::from),
+    };
+    let fields = [
+        ("name", set.name.clone().map(Value::from)),
+        ("team", or_none(&set.team)),
+        ("user", or_none(&set.user)),
+        ("limits", list(&set.limits)),
+        ("tags", list(&set.tags)),
+        ("expires", expires),
+    ];
+    body.extend(fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+    if body.is_empty() {
+        bail!("nothing would change: name what is to change, as --limits, --models or --expires");
+    }
+    body.insert("expected_version".into(), key["version"].clone());
+    Ok(body.into())
 }
 
 /// Prints a new key: the one moment at which its text is seen.
@@ -450,4 +498,41 @@ async fn audit(client: &Client, asked: &Audit, show: Show) -> anyhow::Result<()>
     let page = client.get(&format!("/admin/v1/audit{}", query(&filter))).await?;
     show.rows(page["data"].as_array().map_or(&[], Vec::as_slice), EVENTS, "nothing");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        set: SetKey,
+    }
+
+    /// Patch that these words make of a key.
+    fn change(words: &[&str]) -> anyhow::Result<Value> {
+        let key = json!({ "version": 7, "allowed": { "models": ["a"], "routes": ["/v1/x"], "dialects": [], "addresses": [] } });
+        change_of(&Line::try_parse_from([&["set", "key_1"][..], words].concat()).expect("a command").set, &key)
+    }
+
+    #[test]
+    fn a_change_of_a_key_has_what_is_named() {
+        let check = |words: &[&str], expected: Value| {
+            let mut expected = expected;
+            expected["expected_version"] = 7.into();
+            assert_eq!(change(words).expect("a change"), expected, "{words:?}");
+        };
+        check(&["--limits", "x,y"], json!({ "limits": ["x", "y"] }));
+        check(&["--limits", "", "--team", ""], json!({ "limits": [], "team": null }));
+        check(&["--expires", "never"], json!({ "expires": null }));
+        check(&["--expires", "1970-01-02"], json!({ "expires": 86_400 }));
+        let allowed = json!({ "models": ["b", "c-*"], "routes": ["/v1/x"], "dialects": [], "addresses": [] });
+        check(&["--models", "b,c-*"], json!({ "allowed": allowed }));
+        let none = json!({ "models": [], "routes": [], "dialects": [], "addresses": [] });
+        check(&["--models", "", "--routes", ""], json!({ "allowed": none }));
+        assert!(change(&[]).is_err() && change(&["--expires", "soon"]).is_err());
+    }
 }

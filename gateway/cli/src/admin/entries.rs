@@ -58,6 +58,9 @@ async fn wish(client: &Client, table: &str, set: &SetEntry) -> anyhow::Result<(M
     }
     let entries = client.get(&format!("/admin/v1/config/{table}")).await?;
     let is_there = entries["data"].as_array().into_iter().flatten().any(|entry| entry["id"] == *set.name);
+    if !is_there && set.pairs.is_empty() {
+        bail!("there is no entry {:?} in {table}: --unset alone changes one that is there", set.name);
+    }
     if is_there {
         for key in &set.unset {
             put(&mut body, key, Value::Null)?;

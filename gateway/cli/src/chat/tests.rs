@@ -51,6 +51,7 @@ fn stream(payloads: &[&str]) -> String {
 
 fn args(url: &str) -> ChatArgs {
     ChatArgs {
+        prompt: None,
         url: Some(url.into()),
         model: None,
         system: Some("Be brief.".into()),

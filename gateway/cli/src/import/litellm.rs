@@ -113,6 +113,7 @@ pub(super) fn translate(text: &str) -> anyhow::Result<Imported> {
     }
     translation.link();
     translation.pace();
+    translation.prices();
     Ok(Imported { toml: translation.write(), left: translation.left })
 }
 
@@ -197,17 +198,56 @@ impl Translation {
             };
             match (price, per_million, key.as_str()) {
                 (Some(price), Some(value), _) => {
-                    self.models[model].price.entry(price).or_insert(value);
+                    let known = *self.models[model].price.entry(price).or_insert(value);
+                    if known != value {
+                        self.leave(
+                            &format!("{path}.{key}"),
+                            "another deployment of the model has another price, and a model has one",
+                        );
+                    }
                 }
-                (None, _, "max_input_tokens") if all => {
-                    self.models[model].context_tokens = number(value).unwrap_or_default() as u64;
-                }
+                (None, _, "max_input_tokens") if all => self.context(model, &format!("{path}.{key}"), value),
                 (None, _, "mode" | "id") if all => {}
                 (Some(_), None, _) => self.leave(&format!("{path}.{key}"), "is no number"),
                 _ if all => self.leave(&format!("{path}.{key}"), told(&key)),
                 _ => {}
             }
         }
+    }
+
+    /// Takes the context of a deployment; the smallest one is what every target of the model has.
+    fn context(&mut self, model: usize, path: &str, value: &Yaml<'_>) {
+        let Some(tokens) = number(value).map(|tokens| tokens as u64).filter(|tokens| *tokens > 0) else {
+            return self.leave(path, "is no number of tokens");
+        };
+        let before = self.models[model].context_tokens;
+        self.models[model].context_tokens = if before == 0 { tokens } else { tokens.min(before) };
+        if before != 0 && before != tokens {
+            self.leave(path, "another deployment of the model has another context; the smaller one is taken");
+        }
+    }
+
+    /// Completes the prices: an entry has one for input and one for output tokens.
+    fn prices(&mut self) {
+        let mut left = Vec::new();
+        for model in &mut self.models {
+            let has = |name: &str| model.price.contains_key(name);
+            match (has("input"), has("output"), model.price.is_empty()) {
+                (true, true, _) | (_, _, true) => {}
+                (true, false, _) => {
+                    model.price.insert("output", 0.0);
+                    left.push(format!("price of {}: has no output_cost_per_token; output is 0", model.name));
+                }
+                (false, _, false) => {
+                    model.price.clear();
+                    left.push(format!(
+                        "price of {}: has no input_cost_per_token, so the model has no price",
+                        model.name
+                    ));
+                }
+            }
+        }
+        self.left.append(&mut left);
     }
 
     fn target(&mut self, path: &str, params: &Yaml<'_>) -> Option<Target> {
@@ -224,8 +264,14 @@ impl Translation {
                 "vertex_project" => "project",
                 "custom_llm_provider" => "service",
                 "weight" => {
-                    match number(value).map(|weight| weight.round() as u64) {
-                        Some(given @ 1..=1_000_000) => weight = given,
+                    let given = number(value).unwrap_or_default();
+                    match given.round() as u64 {
+                        rounded @ 1..=1_000_000 => {
+                            weight = rounded;
+                            if given.fract() != 0.0 {
+                                self.leave(&place, &format!("weights are whole numbers: {rounded} is taken"));
+                            }
+                        }
                         _ => self.leave(&place, "weights are whole numbers from 1"),
                     }
                     continue;

@@ -36,6 +36,19 @@ fn a_grown_config_and_what_cannot_be_kept() {
 }
 
 #[test]
+fn prices_weights_and_contexts_that_differ() {
+    let text = check("priced");
+    for words in [
+        "model_list[1].litellm_params.input_cost_per_token: another",
+        "weights are whole numbers: 2 is taken",
+        "the smaller one is taken",
+    ] {
+        assert!(text.contains(words), "{words} in\n{text}");
+    }
+    assert!(text.contains("price = { input = 0.02, output = 0 }"), "{text}");
+}
+
+#[test]
 fn what_is_no_config_is_refused() {
     for text in ["", "- a", "a: [", "x"] {
         assert!(translate(text).is_err(), "{text:?}");

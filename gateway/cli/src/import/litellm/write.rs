@@ -96,7 +96,7 @@ impl Translation {
                 let _ = writeln!(out, "{name} = {value}");
             }
         }
-        if let (Some(_), Some(_)) = (model.price.get("input"), model.price.get("output")) {
+        if !model.price.is_empty() {
             let prices: Vec<_> = model.price.iter().map(|(name, price)| format!("{name} = {price}")).collect();
             let _ = writeln!(out, "price = {{ {} }}", prices.join(", "));
         }
