@@ -6,11 +6,12 @@ import time
 import httpx
 import pytest
 from test_keys import issue, keys
+from test_shared_budget import sql
 
 from harness import Gateway, last_good, promised, wait_until
 from servers import PASSWORD, both
 
-KEY, OPS = "pk-shared", "pk-ops"
+KEY, FREE, OPS = "pk-shared", "pk-free", "pk-ops"
 CONFIG = """
 [store]
 url_env = "STORE_URL"
@@ -25,6 +26,10 @@ pepper_env = "PEPPER"
 id = "shared"
 key_env = "KEY_SHARED"
 limits = ["ten"]
+
+[[keys]]
+id = "free"
+key_env = "KEY_FREE"
 
 [[keys]]
 id = "ops"
@@ -49,7 +54,7 @@ def pair(servers, tmp_path):
     """Two gateways with one config."""
     postgres, redis = servers
     env = {"STORE_URL": postgres.url, "COUNTERS_URL": redis.url, "PEPPER": "p" * 64}
-    env |= {"KEY_SHARED": KEY, "KEY_OPS": OPS}
+    env |= {"KEY_SHARED": KEY, "KEY_FREE": FREE, "KEY_OPS": OPS}
     with contextlib.ExitStack() as stack:
         gateways = [Gateway(tmp_path / name, "--admin", "off", config=CONFIG, env=env) for name in ("one", "two")]
         for gateway in gateways:
@@ -93,6 +98,39 @@ def test_two_gateways_share_limits_and_keys(pair, monkeypatch):
     promised(1.5, revoked_after)
     for gateway in pair:
         assert PASSWORD not in gateway.log()
+
+
+SLOW_SAVES = """
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END $$;
+CREATE TRIGGER slow BEFORE INSERT ON penstock.responses FOR EACH ROW EXECUTE FUNCTION slow();
+"""
+
+
+def test_a_response_that_one_gateway_is_saving_is_known_to_the_other(pair, servers):
+    one, two = pair
+    postgres, _ = servers
+    sql(postgres, SLOW_SAVES, "postgres")
+    headers = {"authorization": f"Bearer {FREE}"}
+
+    def ask(gateway: Gateway, **more) -> httpx.Response:
+        body = {"model": "penstock-demo", "input": "Hi", "max_output_tokens": 16} | more
+        return httpx.post(f"{gateway.url}/v1/responses", json=body, headers=headers, timeout=30)
+
+    def made() -> str:
+        answer = ask(one)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["id"]
+
+    for _ in range(2):
+        after = ask(two, previous_response_id=made())
+        assert after.status_code == 200, after.text
+        assert httpx.get(f"{two.url}/v1/responses/{made()}", headers=headers, timeout=30).status_code == 200
+        gone = made()
+        assert httpx.delete(f"{two.url}/v1/responses/{gone}", headers=headers, timeout=30).status_code == 200
+        assert httpx.get(f"{one.url}/v1/responses/{gone}", headers=headers, timeout=30).status_code == 404
+    began = time.monotonic()
+    unknown = ask(two, previous_response_id="resp_" + "0" * 48)
+    assert unknown.status_code == 404 and time.monotonic() - began < 0.5, "no gateway makes such an id"
 
 
 def test_requests_live_on_without_the_store_and_say_so_without_closed_counters(pair, servers):

@@ -1,7 +1,8 @@
 //! Answers that are being saved.
 //!
 //! A client can continue a response the moment it has it, which can be before it is saved. So a lookup of an object
-//! that is being saved waits for that write.
+//! that is being saved waits for that write; where other processes write to the store, a lookup that finds nothing looks
+//! again for a while ([`Looks`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,12 +10,16 @@ use std::time::Duration;
 
 use penstock_store::Tenant;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// Most responses that are saved at once; beyond that the store is too slow, and a further response is not stored.
 pub(crate) const SAVING_MAX: usize = 1024;
 /// Longest wait of a lookup for a response that is being saved.
 const SAVED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pauses between the looks for an object that another process may be saving, in milliseconds: 775 in all, longer than most
+/// writes.
+const LOOK_AGAIN_MS: [u64; 5] = [25, 50, 100, 200, 400];
 
 /// Owner of each object that is being saved, by its id, and a receiver whose sender is dropped at the end.
 type Saves = HashMap<String, (Tenant, watch::Receiver<()>)>;
@@ -73,6 +78,29 @@ impl Saving {
     }
 }
 
+/// Looks for an object that was not there, and may just be being saved.
+pub(crate) struct Looks {
+    pauses_ms: std::slice::Iter<'static, u64>,
+}
+
+impl Looks {
+    /// Looks for an object; `is_awaited`: another process may be saving it.
+    pub(crate) fn new(is_awaited: bool) -> Self {
+        Self { pauses_ms: if is_awaited { LOOK_AGAIN_MS.iter() } else { [].iter() } }
+    }
+
+    /// Waits for the time of the next look. `false`: the object is absent.
+    pub(crate) async fn again(&mut self) -> bool {
+        match self.pauses_ms.next() {
+            Some(pause) => {
+                sleep(Duration::from_millis(*pause)).await;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
 /// Registration of an object that is being saved, removed on drop.
 pub(crate) struct Place {
     saving: Saving,
@@ -84,5 +112,21 @@ pub(crate) struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.saving.now.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_another_process_may_be_saving_is_looked_for_again() {
+        for (is_awaited, waited_ms) in [(true, 775), (false, 0)] {
+            let (mut looks, began) = (Looks::new(is_awaited), Instant::now());
+            while looks.again().await {}
+            assert_eq!(began.elapsed(), Duration::from_millis(waited_ms));
+        }
     }
 }

@@ -17,6 +17,7 @@ use crate::answer::KeepAnswer;
 use crate::gateway::Gateway;
 use crate::handler::{End, decoded, read_body};
 use crate::list_query as query;
+use crate::saving::Looks;
 use penstock_auth::Principal;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
@@ -64,8 +65,14 @@ pub(super) async fn prepare(
 async fn held(visit: &Visit<'_>, id: &str) -> Result<(ObjectRecord, Hold), Failure> {
     let known = ObjectId::parse(ObjectKind::Completion, id).ok_or_else(|| absent("ChatCompletion", id))?;
     visit.keeper.saving.settled(id).await;
-    let found = visit.keeper.store.object(&visit.tenant, &known).await.map_err(failed)?;
-    let record = found.ok_or_else(|| absent("ChatCompletion", id))?;
+    let mut looks = Looks::new(visit.keeper.store.is_shared());
+    let record = loop {
+        match visit.keeper.store.object(&visit.tenant, &known).await.map_err(failed)? {
+            Some(record) => break record,
+            None if looks.again().await => {}
+            None => return Err(absent("ChatCompletion", id)),
+        }
+    };
     let hold = visit.charged(SHOWN_TIMES * record.bytes() as usize)?;
     Ok((record, hold))
 }
@@ -127,8 +134,11 @@ pub(super) async fn update(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
 pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let known = ObjectId::parse(ObjectKind::Completion, id).ok_or_else(|| absent("ChatCompletion", id))?;
     visit.keeper.saving.settled(id).await;
-    if !visit.keeper.store.delete_object(&visit.tenant, &known).await.map_err(failed)? {
-        return Err(absent("ChatCompletion", id).into());
+    let mut looks = Looks::new(visit.keeper.store.is_shared());
+    while !visit.keeper.store.delete_object(&visit.tenant, &known).await.map_err(failed)? {
+        if !looks.again().await {
+            return Err(absent("ChatCompletion", id).into());
+        }
     }
     answer(visit.exchange, &json::DeletedObject { id, object: "chat.completion.deleted", deleted: true }).await
 }

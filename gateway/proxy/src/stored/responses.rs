@@ -25,6 +25,7 @@ use crate::event_log::Log;
 use crate::gateway::Gateway;
 use crate::handler::End;
 use crate::list_query as query;
+use crate::saving::Looks;
 use penstock_auth::Principal;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
@@ -275,7 +276,14 @@ pub(super) async fn before(
     let Some(id) = &needs.previous_response_id else { return Ok(Vec::new()) };
     let id = &ResponseId::parse(id).ok_or_else(|| no_previous(id))?;
     keeper.saving.settled(id.as_str()).await;
-    match keeper.store.conversation(tenant, id, TURNS_MAX, bytes_max as u64).await {
+    let mut looks = looks(keeper, id);
+    let found = loop {
+        match keeper.store.conversation(tenant, id, TURNS_MAX, bytes_max as u64).await {
+            Ok(None) if looks.again().await => {}
+            found => break found,
+        }
+    };
+    match found {
         Ok(Some(turns)) => Ok(turns),
         Ok(None) => Err(no_previous(id.as_str())),
         Err(error @ StoreError::TooLong { .. }) => {
@@ -289,8 +297,14 @@ pub(super) async fn before(
 /// A response, and the memory charge that is held until it has been sent.
 async fn held(visit: &Visit<'_>, id: &str) -> Result<(ResponseRecord, Hold), Failure> {
     let known = settled(visit, id).await?;
-    let found = visit.keeper.store.response(&visit.tenant, &known).await.map_err(failed)?;
-    let record = found.ok_or_else(|| absent("Response", id))?;
+    let mut looks = looks(visit.keeper, &known);
+    let record = loop {
+        match visit.keeper.store.response(&visit.tenant, &known).await.map_err(failed)? {
+            Some(record) => break record,
+            None if looks.again().await => {}
+            None => return Err(absent("Response", id)),
+        }
+    };
     let hold = visit.charged(SHOWN_TIMES * record.bytes() as usize)?;
     Ok((record, hold))
 }
@@ -300,6 +314,11 @@ async fn settled(visit: &Visit<'_>, id: &str) -> Result<ResponseId, Failure> {
     let known = ResponseId::parse(id).ok_or_else(|| absent("Response", id))?;
     visit.keeper.saving.settled(known.as_str()).await;
     Ok(known)
+}
+
+/// Looks for a response that is not there. Only a gateway's own can be on its way: ids of providers are told at once.
+fn looks(keeper: &Keeper, id: &ResponseId) -> Looks {
+    Looks::new(id.is_own_form() && keeper.store.is_shared())
 }
 
 pub(super) async fn say(visit: &mut Visit<'_>, body: Bytes) -> Result<(), End> {
@@ -323,8 +342,14 @@ pub(super) async fn show(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
 /// Sends the events of a response from number `next` on, as they come.
 async fn follow(visit: &mut Visit<'_>, id: &str, next: u64) -> Result<(), End> {
     let known = settled(visit, id).await?;
-    let state = visit.keeper.store.response_state(&visit.tenant, &known).await.map_err(failed)?;
-    let state = state.ok_or_else(|| absent("Response", id))?;
+    let mut looks = looks(visit.keeper, &known);
+    let state = loop {
+        match visit.keeper.store.response_state(&visit.tenant, &known).await.map_err(failed)? {
+            Some(state) => break state,
+            None if looks.again().await => {}
+            None => return Err(absent("Response", id).into()),
+        }
+    };
     let log = visit.keeper.logs.find(&known);
     let is_streamed = match state.status {
         ResponseStatus::Ended => state.event_bytes > 0,
@@ -360,8 +385,11 @@ async fn unfinished(visit: &Visit<'_>, id: &str) -> Result<Option<Unfinished>, F
 
 pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let known = settled(visit, id).await?;
-    if !visit.keeper.store.delete_response(&visit.tenant, &known).await.map_err(failed)? {
-        return Err(absent("Response", id).into());
+    let mut looks = looks(visit.keeper, &known);
+    while !visit.keeper.store.delete_response(&visit.tenant, &known).await.map_err(failed)? {
+        if !looks.again().await {
+            return Err(absent("Response", id).into());
+        }
     }
     // The response may be running: the runner is to cancel it.
     visit.keeper.wake_responses.notify_one();
