@@ -261,6 +261,20 @@ pub struct Buffer(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope(pub u32);
 
+/// Operations behind the product of logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitsSpec {
+    /// Number by which each logit is divided; other than 1 ([`Feature::LogitsScale`]) in families that scale them.
+    pub divisor: f32,
+    /// Soft cap of the divided logits: `cap · tanh(logit / cap)` ([`Feature::SoftCaps`]); `None` leaves them as they are.
+    pub soft_cap: Option<f32>,
+}
+
+impl LogitsSpec {
+    /// Logits as the product has them.
+    pub const PLAIN: LogitsSpec = LogitsSpec { divisor: 1.0, soft_cap: None };
+}
+
 /// Number of rows of a buffer that an operation touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
@@ -640,8 +654,8 @@ pub trait Device: Send {
     /// `[batch, heads · value_dim]`.
     fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize);
 
-    /// Linear layer added to the residual: `residual += x·Wᵀ (+ bias)`.
-    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight);
+    /// Linear layer added to the residual: `residual += scale · (x·Wᵀ (+ bias))`. A scale other than 1 needs [`Feature::ResidualScale`].
+    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, scale: f32);
 
     /// Linear layer: `out = x·Wᵀ (+ bias)`, in f32, for [`Device::norm_add`] and the operations of latents.
     ///
@@ -696,9 +710,9 @@ pub trait Device: Send {
     /// A fault of the device in this step.
     fn read_sampled(&mut self, x: Buffer) -> Result<Vec<f32>, KernelError>;
 
-    /// Logits `x·Wᵀ` of the sampled rows, each as `cap · tanh(logit / cap)` if there is a soft cap, read back to the host: `[sampled, vocab]`
-    /// f32, valid until the next call on the device.
-    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError>;
+    /// Logits `x·Wᵀ (+ bias)` of the sampled rows, divided and capped as `spec` has it, read back to the host: `[sampled, vocab]` f32, valid until
+    /// the next call on the device.
+    fn logits(&mut self, x: Buffer, weight: Weight, spec: LogitsSpec) -> Result<&[f32], KernelError>;
 
     /// Logits as of [`Device::logits`], of which no more than asked for needs to be read back: `picks` has one entry per sampled row. Valid
     /// until the next call on the device.
@@ -709,10 +723,10 @@ pub trait Device: Send {
         &mut self,
         x: Buffer,
         weight: Weight,
-        soft_cap: Option<f32>,
+        spec: LogitsSpec,
         picks: &[Pick],
     ) -> Result<SampledRows<'_>, KernelError> {
-        self.logits(x, weight, soft_cap).map(|logits| SampledRows::whole(logits, picks.len()))
+        self.logits(x, weight, spec).map(|logits| SampledRows::whole(logits, picks.len()))
     }
 
     /// The weights that [`Device::route`] wrote to `routes`, `[batch, experts]` (tests).
@@ -775,7 +789,7 @@ mod tests {
 
         fn attention(&mut self, _: Buffer, _: Buffer, _: &AttentionSpec, _: usize) {}
 
-        fn linear_add(&mut self, _: Buffer, _: Buffer, _: Weight) {}
+        fn linear_add(&mut self, _: Buffer, _: Buffer, _: Weight, _: f32) {}
 
         fn gate_up(&mut self, _: Buffer, _: Buffer, _: Weight, _: Activation) {}
 
@@ -785,7 +799,7 @@ mod tests {
             Ok(Vec::new())
         }
 
-        fn logits(&mut self, _: Buffer, _: Weight, _: Option<f32>) -> Result<&[f32], KernelError> {
+        fn logits(&mut self, _: Buffer, _: Weight, _: LogitsSpec) -> Result<&[f32], KernelError> {
             Ok(&[])
         }
 

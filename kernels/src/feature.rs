@@ -1,7 +1,7 @@
 //! Parts of models that not every device computes, and the functions of MLPs.
 
 #[cfg(doc)]
-use crate::device::{AttentionSpec, Device, ExpertSpec, HeadNorms, RoutingSpec};
+use crate::device::{AttentionSpec, Device, ExpertSpec, HeadNorms, LogitsSpec, RoutingSpec};
 
 /// Function on the gate of a gated MLP, on its gate and up together, or on a projection by itself ([`Device::activated`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,6 +37,10 @@ pub enum Feature {
     SoftCaps,
     /// Norms over all query heads and over all key heads of a row: [`HeadNorms::Together`].
     JointHeadNorms,
+    /// Scale of [`Device::linear_add`] other than 1.
+    ResidualScale,
+    /// Divisor of logits other than 1: [`LogitsSpec::divisor`].
+    LogitsScale,
     /// Rotation of a part of each head.
     PartialRotation,
     /// Layers without rotation.
@@ -69,6 +73,8 @@ impl Feature {
             Feature::PostNorms => "norms behind attention and MLP",
             Feature::SoftCaps => "soft caps of scores or logits",
             Feature::JointHeadNorms => "a norm over all heads together",
+            Feature::ResidualScale => "a scale of what layers add",
+            Feature::LogitsScale => "a scale of logits",
             Feature::PartialRotation => "rotation of a part of each head",
             Feature::NoRotation => "layers without rotation",
             Feature::ClampedSwiglu => "a clamped SwiGLU in the MLP",

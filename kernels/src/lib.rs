@@ -33,8 +33,8 @@ mod step;
 pub use device::{
     ADAPTER_RANK_MAX, ADAPTERS_MAX, Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, CodeForm, CodeGroups,
     CodeKind, CodeRows, DType, Device, DeviceInfo, E4M3, ExpertGroups, ExpertSpec, Feature, Found, HeadNorms, Held,
-    HostTensor, KernelError, KvFormat, KvSpec, Limits, LowRank, OffsetBias, PAGE_TOKENS, Pick, Rope, RopeSpec,
-    RoutingSpec, RowOrder, RowReader, Rows, SampledRow, SampledRows, Scoring, Span, StepBatch, TableIndex, Weight,
-    WeightSpec,
+    HostTensor, KernelError, KvFormat, KvSpec, Limits, LogitsSpec, LowRank, OffsetBias, PAGE_TOKENS, Pick, Rope,
+    RopeSpec, RoutingSpec, RowOrder, RowReader, Rows, SampledRow, SampledRows, Scoring, Span, StepBatch, TableIndex,
+    Weight, WeightSpec,
 };
 pub use pooling::{Pool, PoolRule};

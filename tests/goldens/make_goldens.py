@@ -212,6 +212,19 @@ def ernie(**kw):
     return base("Ernie4_5ForCausalLM", "ernie4_5", **{**own, **kw})
 
 
+def granite(**kw):
+    own = dict(
+        embedding_multiplier=5.3,
+        attention_multiplier=0.2,
+        residual_multiplier=0.55,
+        logits_scaling=1.5,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base("GraniteForCausalLM", "granite", **{**own, **kw})
+
+
 def smollm3(**kw):
     own = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     return base("SmolLM3ForCausalLM", "smollm3", **{**own, **kw})
@@ -669,6 +682,24 @@ CASES = {
     ),
     "ernie-plain": (ernie(head_dim=20, tie_word_embeddings=False), "bf16", 1, 130, {}),
     "ernie-bias": (ernie(rope_theta=..., rms_norm_eps=..., use_bias=True), "f32", 2, 120, {}),
+    "granite-plain": (granite(), "bf16", 1, 130, {}),
+    "granite-bias": (
+        granite(
+            attention_bias=True,
+            mlp_bias=True,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.125,
+            residual_multiplier=0.8,
+            logits_scaling=1.3,
+            rope_theta=20000.0,
+        ),
+        "f32",
+        2,
+        120,
+        {},
+    ),
     "smollm3-plain": (smollm3(num_hidden_layers=5), "bf16", 1, 130, {}),
     "smollm3-windows": (
         smollm3(

@@ -4,7 +4,7 @@ use std::fmt;
 
 use penstock_kernels::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, HeadNorms, Held, HostTensor, KvFormat, KvSpec,
-    PAGE_TOKENS, RopeSpec, RowOrder, Rows, StepBatch, Weight, WeightSpec,
+    LogitsSpec, PAGE_TOKENS, RopeSpec, RowOrder, Rows, StepBatch, Weight, WeightSpec,
 };
 
 use super::clock::Clock;
@@ -212,14 +212,14 @@ impl Qwen {
             shares.time(Part::Norms, || d.rmsnorm(normed, residual, layer.norms[0], 1e-6));
             shares.time(Part::Qkv, || d.qkv(queries, normed, layer.qkv, &self.attention, index));
             shares.time(Part::Attention, || d.attention(attended, queries, &self.attention, index));
-            shares.time(Part::Out, || d.linear_add(residual, attended, layer.out));
+            shares.time(Part::Out, || d.linear_add(residual, attended, layer.out, 1.0));
             shares.time(Part::Norms, || d.rmsnorm(normed, residual, layer.norms[1], 1e-6));
             shares.time(Part::GateUp, || d.gate_up(gated, normed, layer.gate_up, Activation::Silu));
-            shares.time(Part::Down, || d.linear_add(residual, gated, layer.down));
+            shares.time(Part::Down, || d.linear_add(residual, gated, layer.down, 1.0));
         }
         shares.time(Part::Other, || d.select(selected, residual));
         shares.time(Part::Norms, || d.rmsnorm(last, selected, self.last_norm, 1e-6));
-        let logits = shares.time(Part::Head, || d.logits(last, self.embedding, None).expect("logits")[0]);
+        let logits = shares.time(Part::Head, || d.logits(last, self.embedding, LogitsSpec::PLAIN).expect("logits")[0]);
         assert!(logits.is_finite());
     }
 }

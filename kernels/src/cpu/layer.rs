@@ -8,7 +8,7 @@ use super::operand::{Out, Shared};
 use super::pack::Packed;
 use super::pool::{Items, Pool};
 use super::{Content, CpuDevice, Loaded, Rotations, VectorOps};
-use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, KvFormat, Rows, Weight};
+use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, KvFormat, LogitsSpec, Rows, Weight};
 use crate::step::Step;
 
 /// Rows × columns below which elementwise work stays on the calling thread: about the price of a fork, 2 µs.
@@ -225,7 +225,7 @@ impl CpuDevice {
         attention.run(&mut self.pool, &mut self.scratch, &mut self.attention);
     }
 
-    pub(super) fn run_linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
+    pub(super) fn run_linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, scale: f32) {
         let rows = self.matrix(weight).rows;
         assert_eq!(self.buffers[residual.0 as usize].columns, rows, "columns of buffer {}", residual.0);
         assert_eq!(self.rows_of(residual), self.rows_of(x), "rows of buffers {} and {}", residual.0, x.0);
@@ -241,8 +241,15 @@ impl CpuDevice {
                 let bias = packed.bias_of(panel);
                 // SAFETY: borrowed for this operation; a panel of a row is one thread's.
                 let to = unsafe { values.slice(row * stride + panel * 32, 32) };
-                // SAFETY: the table is this machine's.
-                unsafe { (vector.add)(to.as_mut_array().expect("32 values"), line, bias) };
+                let to = to.as_mut_array().expect("32 values");
+                // Without a scale the bias is added last.
+                if scale == 1.0 {
+                    // SAFETY: the table is this machine's.
+                    unsafe { (vector.add)(to, line, bias) };
+                } else {
+                    // SAFETY: the table is this machine's.
+                    unsafe { (vector.add_weighted)(to, line, bias, scale) };
+                }
             }
         });
     }
@@ -333,7 +340,7 @@ impl CpuDevice {
         }
     }
 
-    pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) {
+    pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight, spec: LogitsSpec) {
         assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
         let vocab = self.matrix(weight).rows;
         let left = self.left(x, weight);
@@ -346,19 +353,20 @@ impl CpuDevice {
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 let count = 32.min(vocab - panel * 32);
-                let mut capped = [0.0; 32];
-                let line = soft_cap.map_or(line, |cap| {
-                    capped = *line;
+                let mut logits = *line;
+                if let Some(bias) = packed.bias_of(panel) {
+                    logits.iter_mut().zip(bias).for_each(|(logit, bias)| *logit += bias);
+                }
+                if spec.divisor != 1.0 {
+                    logits.iter_mut().for_each(|logit| *logit /= spec.divisor);
+                }
+                if let Some(cap) = spec.soft_cap {
                     // SAFETY: the table is this machine's.
-                    unsafe { (vector.soft_cap)(&mut capped, cap) };
-                    &capped
-                });
+                    unsafe { (vector.soft_cap)(&mut logits, cap) };
+                }
                 // SAFETY: borrowed for this operation; a panel of a row is one thread's.
                 let to = unsafe { out.slice(row * vocab + panel * 32, count) };
-                to.copy_from_slice(&line[..count]);
-                if let Some(bias) = &packed.bias {
-                    to.iter_mut().zip(&bias[panel * 32..]).for_each(|(value, bias)| *value += bias);
-                }
+                to.copy_from_slice(&logits[..count]);
             }
         });
     }

@@ -50,8 +50,8 @@ use vector::VectorOps;
 
 use crate::device::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, CodeGroups, CodeKind, DType, Device, DeviceInfo,
-    ExpertSpec, Feature, Held, KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch,
-    TableIndex, Weight, WeightSpec,
+    ExpertSpec, Feature, Held, KernelError, KvSpec, Limits, LogitsSpec, LowRank, Rope, RopeSpec, RoutingSpec, Rows,
+    StepBatch, TableIndex, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region, WeightCopy};
 use crate::source::{Checked, checked_experts};
@@ -504,8 +504,8 @@ impl Device for CpuDevice {
         self.run_per_head(out, x, weight);
     }
 
-    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
-        self.run_linear_add(residual, x, weight);
+    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, scale: f32) {
+        self.run_linear_add(residual, x, weight, scale);
     }
 
     fn linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
@@ -537,8 +537,8 @@ impl Device for CpuDevice {
         Ok(self.run_read(x))
     }
 
-    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
-        self.run_logits(x, weight, soft_cap);
+    fn logits(&mut self, x: Buffer, weight: Weight, spec: LogitsSpec) -> Result<&[f32], KernelError> {
+        self.run_logits(x, weight, spec);
         Ok(&self.logits)
     }
 

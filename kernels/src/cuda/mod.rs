@@ -44,8 +44,8 @@ use tiles::{Products, Sum};
 
 use crate::device::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Found, Held, HostTensor,
-    KernelError, KvFormat, KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, Rows, SampledRows, StepBatch, Weight,
-    WeightSpec,
+    KernelError, KvFormat, KvSpec, Limits, LogitsSpec, PAGE_TOKENS, Pick, Rope, RopeSpec, Rows, SampledRows, StepBatch,
+    Weight, WeightSpec,
 };
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
@@ -572,7 +572,8 @@ impl Device for CudaDevice {
         self.run_attention(out, queries, attention, layer);
     }
 
-    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
+    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, scale: f32) {
+        assert_eq!(scale, 1.0, "`has` denies a scale of what layers add");
         self.run_linear_add(residual, x, weight);
     }
 
@@ -593,8 +594,8 @@ impl Device for CudaDevice {
         }
     }
 
-    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
-        assert_eq!(soft_cap, None, "`has` denies soft caps");
+    fn logits(&mut self, x: Buffer, weight: Weight, spec: LogitsSpec) -> Result<&[f32], KernelError> {
+        assert_eq!(spec, LogitsSpec::PLAIN, "`has` denies soft caps and scales of logits");
         self.run_logits(x, weight);
         match self.fault.take() {
             Some(fault) => Err(fault),
@@ -606,10 +607,10 @@ impl Device for CudaDevice {
         &mut self,
         x: Buffer,
         weight: Weight,
-        soft_cap: Option<f32>,
+        spec: LogitsSpec,
         picks: &[Pick],
     ) -> Result<SampledRows<'_>, KernelError> {
-        assert_eq!(soft_cap, None, "`has` denies soft caps");
+        assert_eq!(spec, LogitsSpec::PLAIN, "`has` denies soft caps and scales of logits");
         let vocab = self.run_sample(x, weight, picks);
         match self.fault.take() {
             Some(fault) => Err(fault),

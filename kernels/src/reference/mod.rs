@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use crate::blocks::{LINE, Layout, RowBlocks};
 use crate::device::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
-    KernelError, KvSpec, Limits, LowRank, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex,
-    Weight, WeightSpec,
+    KernelError, KvSpec, Limits, LogitsSpec, LowRank, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch,
+    TableIndex, Weight, WeightSpec,
 };
 use crate::source::{Checked, CheckedExpert, CheckedLowRank, HeadMatrix, Source, checked_experts, checked_low_ranks};
 use crate::step::{Bounds, Step};
@@ -284,8 +284,8 @@ impl Device for ReferenceDevice {
         ops::attention(self, out, queries, attention, layer);
     }
 
-    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
-        ops::linear_add(self, residual, x, weight);
+    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, scale: f32) {
+        ops::linear_add(self, residual, x, weight, scale);
     }
 
     fn linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
@@ -317,8 +317,8 @@ impl Device for ReferenceDevice {
         Ok(self.read(x, self.buffers[x.0 as usize].columns))
     }
 
-    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
-        ops::logits(self, x, weight, soft_cap);
+    fn logits(&mut self, x: Buffer, weight: Weight, spec: LogitsSpec) -> Result<&[f32], KernelError> {
+        ops::logits(self, x, weight, spec);
         Ok(&self.logits)
     }
 

@@ -1,7 +1,9 @@
 //! The operations of [`ReferenceDevice`], one function each, in the order of a transformer layer.
 
 use super::{Expert, Loaded, Matrix, ReferenceDevice, round_row};
-use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, KvFormat, RoutingSpec, Rows, Scoring, Weight};
+use crate::device::{
+    Activation, AttentionSpec, Buffer, HeadNorms, KvFormat, LogitsSpec, RoutingSpec, Rows, Scoring, Weight,
+};
 use crate::pooling::{self, PoolRule};
 use crate::step::Pooled;
 
@@ -443,12 +445,12 @@ fn attend(
     }
 }
 
-pub(super) fn linear_add(device: &mut ReferenceDevice, residual: Buffer, x: Buffer, weight: Weight) {
+pub(super) fn linear_add(device: &mut ReferenceDevice, residual: Buffer, x: Buffer, weight: Weight, scale: f32) {
     let added = projected(device, x, weight);
     let columns = device.buffers[residual.0 as usize].columns;
     let mut values = device.read(residual, columns);
     assert_eq!(values.len(), added.len(), "shape of weight {}", weight.0);
-    values.iter_mut().zip(&added).for_each(|(v, a)| *v += a);
+    values.iter_mut().zip(&added).for_each(|(v, a)| *v += a * scale);
     device.write(residual, columns, &values);
 }
 
@@ -586,10 +588,10 @@ pub(super) fn select(device: &mut ReferenceDevice, out: Buffer, x: Buffer) {
     device.write(out, columns, &values);
 }
 
-pub(super) fn logits(device: &mut ReferenceDevice, x: Buffer, weight: Weight, soft_cap: Option<f32>) {
+pub(super) fn logits(device: &mut ReferenceDevice, x: Buffer, weight: Weight, spec: LogitsSpec) {
     assert_eq!(device.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
     let logits = projected(device, x, weight);
-    device.logits = logits.into_iter().map(|logit| soft_capped(logit, soft_cap)).collect();
+    device.logits = logits.into_iter().map(|logit| soft_capped(logit / spec.divisor, spec.soft_cap)).collect();
 }
 
 #[cfg(test)]

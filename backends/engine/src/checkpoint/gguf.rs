@@ -11,7 +11,7 @@ use penstock_kernels::{DType, RowOrder};
 use serde_json::{Map, Value, json};
 
 use super::files::Bytes;
-use super::{Checkpoint, Found, GenerationConfig, ModelConfig, Needed, NormPlaces, RopeScaling, WeightFile};
+use super::{Checkpoint, Found, GenerationConfig, ModelConfig, Needed, NormPlaces, RopeScaling, Rotation, WeightFile};
 use crate::families::{self, Architecture, NormNames};
 use crate::model_config::error::{CheckpointError, Place, Shown};
 use crate::model_config::fields::Fields;
@@ -45,6 +45,15 @@ const SINKS: &str = "attn_sinks.weight";
 const GPT_OSS: &str = "GptOssForCausalLM";
 /// GGUF's tensors of all gate, up and down matrices of a layer's experts.
 const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+/// GGUF's architecture of Granite.
+const GRANITE: &str = "granite";
+/// GGUF's keys of Granite's factors, and their fields in `config.json`.
+const GRANITE_FACTORS: [(&str, &str); 4] = [
+    ("embedding_scale", "embedding_multiplier"),
+    ("attention.scale", "attention_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("logit_scale", "logits_scaling"),
+];
 /// Remedy where a GGUF file lacks facts that `config.json` has.
 const ORIGINAL: &str = "serve the original checkpoint, a folder with config.json";
 /// Factors by which the frequencies of rotations are divided, as Llama 3 needs them.
@@ -54,7 +63,7 @@ const LONGROPE_FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_
 
 /// Architectures of GGUF that are served only without windows: their files do not say which layers have one (`config.json` does). OLMo 3's files also
 /// call themselves `olmo2`, and its layers with a window rotate differently.
-const WINDOWLESS: [&str; 5] = ["olmo2", "qwen2", "qwen3", "qwen3moe", "smollm3"];
+const WINDOWLESS: [&str; 6] = [GRANITE, "olmo2", "qwen2", "qwen3", "qwen3moe", "smollm3"];
 
 impl From<GgufError> for CheckpointError {
     fn from(error: GgufError) -> Self {
@@ -229,7 +238,7 @@ fn order_of(architecture: &Architecture, config: &ModelConfig, name: &str) -> Ro
     let rotated = name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj");
     let pairs = matches!(
         architecture.name,
-        "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" | "SmolLM3ForCausalLM"
+        "GraniteForCausalLM" | "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" | "SmolLM3ForCausalLM"
     );
     if rotated && pairs { RowOrder::Pairs { head_dim: config.head_dim, plain: 0 } } else { RowOrder::Plain }
 }
@@ -299,6 +308,7 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
         "gemma2" => "Gemma2ForCausalLM",
         "gemma3" => "Gemma3ForCausalLM",
         "gpt-oss" => GPT_OSS,
+        GRANITE => "GraniteForCausalLM",
         "olmo2" => "Olmo2ForCausalLM",
         "phi3" => "Phi3ForCausalLM",
         "smollm3" => "SmolLM3ForCausalLM",
@@ -307,8 +317,8 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
         "qwen3moe" => "Qwen3MoeForCausalLM",
         other => {
             let reason = format!(
-                "\"{}\" is not supported; supported: gemma2, gemma3, gpt-oss, llama (also Mistral, Mixtral), olmo2, phi3, qwen2, \
-                 qwen3, qwen3moe, smollm3",
+                "\"{}\" is not supported; supported: gemma2, gemma3, gpt-oss, granite, llama (also Mistral, Mixtral), olmo2, phi3, \
+                 qwen2, qwen3, qwen3moe, smollm3",
                 Shown(other)
             );
             return Err(gguf.refuse(KEY, reason).into());
@@ -321,6 +331,10 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     let has = |tensor: &str| gguf.tensors.contains_key(&format!("blk.0.{tensor}.bias"));
     if theirs != "Qwen2ForCausalLM" {
         config.qkv_bias = has("attn_q");
+    }
+    // Granite 4 has files whose layers have no rotations, which say so under the name of another fact.
+    if name == GRANITE && gguf.flag(&format!("{name}.rope.scaling.finetuned"))? == Some(false) {
+        config.rotations.fill(Rotation::None);
     }
     // The norms of these files are complete: the converter has added what transformers adds.
     config.norm_offset = 0.0;
@@ -394,7 +408,9 @@ fn config_of(
     if gguf.integer(&key("expert_gating_func"), 0, u64::MAX)?.is_some_and(|function| !matches!(function, 0 | 1 | 3)) {
         return Err(gguf.refuse(&key("expert_gating_func"), "only the softmax (1 and 3) is supported").into());
     }
-    for part in ["logit_scale", "residual_scale", "embedding_scale", "attention.scale", "expert_weights_scale"] {
+    let scales = ["logit_scale", "residual_scale", "embedding_scale", "attention.scale", "expert_weights_scale"];
+    for part in scales.into_iter().filter(|part| name != GRANITE || !GRANITE_FACTORS.iter().any(|(key, _)| key == part))
+    {
         if gguf.number(&key(part))?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
             return Err(gguf.refuse(&key(part), "scales of activations are not supported").into());
         }
@@ -481,6 +497,16 @@ fn config_of(
         // The files do not have the scale of queries; it is that of a head, but for the largest models.
         let is_largest = matches!((name, layers), ("gemma2", 46) | ("gemma3", 62));
         set("query_pre_attn_scalar", if is_largest { hidden / heads } else { head_dim }.into());
+    }
+    if name == GRANITE {
+        for (part, field) in GRANITE_FACTORS {
+            match gguf.number(&key(part))?.filter(|factor| *factor != 0.0) {
+                Some(factor) => drop(set(field, shortest(factor))),
+                // Without a factor of their own the products have that of other families.
+                None if part == "attention.scale" => drop(set(field, json!((head_dim as f64).powf(-0.5)))),
+                None => {}
+            }
+        }
     }
     let mut scaling = scaling_of(gguf, &key)?;
     if name == "gpt-oss" {

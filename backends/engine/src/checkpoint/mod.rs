@@ -33,9 +33,9 @@ use crate::model_config::error::Shown;
 pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
-    ChainStep, DenseConfig, EncoderConfig, EncoderNames, ExpertNames, ExpertsConfig, GenerationConfig, HeadConfig,
-    LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm, Quantization, RopeParameters, RopeScaling, Rotation,
-    RoutingConfig, Scales, Work,
+    ChainStep, DenseConfig, EmbeddingScale, EncoderConfig, EncoderNames, ExpertNames, ExpertsConfig, GenerationConfig,
+    HeadConfig, LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm, Quantization, RopeParameters, RopeScaling,
+    Rotation, RoutingConfig, Scales, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.

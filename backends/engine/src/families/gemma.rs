@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::Architecture;
 use crate::model_config::error::{CheckpointError, Shown};
 use crate::model_config::fields::Fields;
-use crate::model_config::{ModelConfig, PLAIN, Traits};
+use crate::model_config::{EmbeddingScale, ModelConfig, PLAIN, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "GemmaForCausalLM", read, names: &[] };
 
@@ -34,7 +34,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     }
     let mut config = ModelConfig::read_dense(f, Traits { activation: Activation::GeluTanh, ..PLAIN })?;
     config.norm_offset = 1.0;
-    config.embedding_scale = Some((config.hidden_size as f64).sqrt());
+    config.embedding_scale = Some(EmbeddingScale::Rounded((config.hidden_size as f64).sqrt()));
     config.qkv_bias = f.flag("attention_bias", false)?;
     config.output_bias = config.qkv_bias;
     Ok(config)

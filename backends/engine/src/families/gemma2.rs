@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ModelConfig, NormPlaces, PLAIN, Traits};
+use crate::model_config::{EmbeddingScale, ModelConfig, NormPlaces, PLAIN, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Gemma2ForCausalLM", read, names: &[] };
 
@@ -39,7 +39,7 @@ pub(super) fn read_gemma(f: &Fields<'_>, traits: Traits, pattern: usize) -> Resu
     let mut config = ModelConfig::read_dense(f, traits)?;
     config.norms = NormPlaces::Both;
     config.norm_offset = 1.0;
-    config.embedding_scale = Some((config.hidden_size as f64).sqrt());
+    config.embedding_scale = Some(EmbeddingScale::Rounded((config.hidden_size as f64).sqrt()));
     let scalar = f.number("query_pre_attn_scalar", 1e-3, 1e6)?;
     config.query_scale = scalar.ok_or_else(|| f.missing("query_pre_attn_scalar"))?.powf(-0.5);
     config.qkv_bias = f.flag("attention_bias", false)?;

@@ -13,6 +13,7 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
+mod granite;
 mod llama;
 mod ministral;
 mod mistral;
@@ -75,6 +76,7 @@ const ARCHITECTURES: &[Architecture] = &[
     gemma3::MODEL,
     gemma3::TEXT_PART,
     gpt_oss::ARCHITECTURE,
+    granite::ARCHITECTURE,
     llama::ARCHITECTURE,
     llama::MODEL,
     ministral::ARCHITECTURE,

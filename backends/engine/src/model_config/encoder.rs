@@ -253,6 +253,8 @@ impl ModelConfig {
             hidden_act: Activation::GeluErf,
             embedding_scale: None,
             query_scale: (head_dim as f64).powf(-0.5),
+            residual_multiplier: None,
+            logits_scaling: None,
             attn_logit_softcapping: None,
             final_logit_softcapping: None,
             fused: false,

@@ -95,10 +95,14 @@ pub struct ModelConfig {
     pub norm_offset: f32,
     /// Function on the gate of the MLP.
     pub hidden_act: Activation,
-    /// Factor on the embeddings, before it is rounded to their stored type; `None` is 1.
-    pub embedding_scale: Option<f64>,
+    /// Factor on the embeddings; `None` is 1.
+    pub embedding_scale: Option<EmbeddingScale>,
     /// Factor on the products of queries and keys.
     pub query_scale: f64,
+    /// Factor on what attention and MLP add to the residual; `None` is 1.
+    pub residual_multiplier: Option<f32>,
+    /// Number by which the logits are divided; `None` is 1.
+    pub logits_scaling: Option<f32>,
     /// Soft cap of attention's scores.
     pub attn_logit_softcapping: Option<f32>,
     /// Soft cap of the logits.
@@ -151,6 +155,15 @@ impl NormPlaces {
     pub fn after(self) -> bool {
         self != NormPlaces::Before
     }
+}
+
+/// Factor on the embeddings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EmbeddingScale {
+    /// Factor that is rounded to the stored type of the embeddings, as in training (Gemma).
+    Rounded(f64),
+    /// Factor that is not rounded (Granite).
+    Exact(f64),
 }
 
 /// RMS norms over queries and keys, before the rotation.
@@ -332,6 +345,8 @@ impl ModelConfig {
             hidden_act: traits.activation,
             embedding_scale: None,
             query_scale,
+            residual_multiplier: None,
+            logits_scaling: None,
             attn_logit_softcapping: f.number("attn_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
             final_logit_softcapping: f.number("final_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
             fused: false,
@@ -395,6 +410,8 @@ impl ModelConfig {
             (Feature::GeluTanh, self.hidden_act == Activation::GeluTanh),
             (Feature::PostNorms, self.norms.after() && !is_encoder),
             (Feature::SoftCaps, has_caps),
+            (Feature::ResidualScale, self.residual_multiplier.is_some()),
+            (Feature::LogitsScale, self.logits_scaling.is_some()),
             (Feature::JointHeadNorms, self.qk_norm == QkNorm::Together),
             (Feature::PartialRotation, self.rotary_dim < self.head_dim && self.latent.is_none()),
             (Feature::NoRotation, self.rotations.contains(&Rotation::None) && !is_encoder),

@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use penstock_kernels::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, Feature, HeadNorms, Held,
-    HostTensor, KernelError, KvFormat, KvSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRows,
-    StepBatch, Weight, WeightSpec,
+    HostTensor, KernelError, KvFormat, KvSpec, LogitsSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows,
+    SampledRows, StepBatch, Weight, WeightSpec,
 };
 
 use super::chain::Chain;
@@ -23,7 +23,7 @@ use crate::families::{
     norm_names,
 };
 use crate::forward::{AfterLayer, Pages};
-use crate::model_config::{ExpertsConfig, LatentConfig, ModelConfig, QkNorm, Rotation};
+use crate::model_config::{EmbeddingScale, ExpertsConfig, LatentConfig, ModelConfig, QkNorm, Rotation};
 
 /// A decoder on a device, as handles of its weights and buffers.
 #[derive(Debug)]
@@ -36,8 +36,10 @@ pub(super) struct Decoder {
     norm: Weight,
     /// Matrix of the logits; `None` in a checkpoint without one, which gives states only.
     head: Option<Weight>,
-    /// Soft cap of the logits.
-    logits_cap: Option<f32>,
+    /// Operations behind the product of the logits.
+    logits: LogitsSpec,
+    /// Factor on what attention and MLP add to the residual.
+    residual_scale: f32,
     /// True if texts are computed whole, in which case all layers use one layer of KV and all states can be pooled.
     whole: bool,
     /// Steps behind the pooling of an embedding model.
@@ -383,14 +385,14 @@ impl Ropes {
     }
 }
 
-/// Factor of the embeddings in the precision that the model was trained with: that of the stored table. Formats of blocks are made of bf16
-/// checkpoints.
-fn embedding_scale(scale: Option<f64>, stored: DType) -> f32 {
-    let scale = scale.unwrap_or(1.0) as f32;
-    match stored {
-        DType::F32 => scale,
-        DType::F16 => half::f16::from_f32(scale).to_f32(),
-        _ => half::bf16::from_f32(scale).to_f32(),
+/// Factor of the embeddings. One that is rounded has the precision that the model was trained with: that of the stored table. Formats of blocks are made
+/// of bf16 checkpoints.
+fn embedding_scale(scale: Option<EmbeddingScale>, stored: DType) -> f32 {
+    match (scale, stored) {
+        (None, _) => 1.0,
+        (Some(EmbeddingScale::Exact(scale)), _) | (Some(EmbeddingScale::Rounded(scale)), DType::F32) => scale as f32,
+        (Some(EmbeddingScale::Rounded(scale)), DType::F16) => half::f16::from_f32(scale as f32).to_f32(),
+        (Some(EmbeddingScale::Rounded(scale)), _) => half::bf16::from_f32(scale as f32).to_f32(),
     }
 }
 
@@ -445,7 +447,8 @@ impl Decoder {
             activation: c.hidden_act,
             norm,
             head,
-            logits_cap: c.final_logit_softcapping,
+            logits: LogitsSpec { divisor: c.logits_scaling.unwrap_or(1.0), soft_cap: c.final_logit_softcapping },
+            residual_scale: c.residual_multiplier.unwrap_or(1.0),
             whole: c.is_whole(),
             chain: Chain::load(loader, c.hidden_size)?,
             buffers,
@@ -503,7 +506,7 @@ impl Decoder {
         picks: &[Pick],
     ) -> Result<SampledRows<'d>, KernelError> {
         self.layers(device, batch, after_layer)?;
-        device.sample(self.buffers.last_normed, self.head()?, self.logits_cap, picks)
+        device.sample(self.buffers.last_normed, self.head()?, self.logits, picks)
     }
 
     /// Runs one step for the vectors of the sampled rows, `[sampled, hidden]` or what a chain makes of them, and for their logits if those are wanted.
@@ -522,7 +525,7 @@ impl Decoder {
     }
 
     fn logits<'d>(&self, device: &'d mut dyn Device) -> Result<&'d [f32], KernelError> {
-        device.logits(self.buffers.last_normed, self.head()?, self.logits_cap)
+        device.logits(self.buffers.last_normed, self.head()?, self.logits)
     }
 
     fn head(&self) -> Result<Weight, KernelError> {
@@ -614,7 +617,7 @@ impl Decoder {
     /// Adds a projection of `x` to the residual, through a norm where the layer has one behind it.
     fn add(&self, device: &mut dyn Device, x: Buffer, weight: Weight, norm: Option<Weight>) {
         let Buffers { residual, projected, .. } = self.buffers;
-        let Some(norm) = norm else { return device.linear_add(residual, x, weight) };
+        let Some(norm) = norm else { return device.linear_add(residual, x, weight, self.residual_scale) };
         device.linear(projected, x, weight);
         device.norm_add(residual, projected, norm, self.eps);
     }

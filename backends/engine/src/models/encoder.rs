@@ -7,7 +7,7 @@
 
 use penstock_kernels::{
     Activation, AttentionSpec, Buffer, BufferSpec, Device, HeadNorms, Held, HostTensor, KernelError, KvFormat, KvSpec,
-    OffsetBias, RopeSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
+    LogitsSpec, OffsetBias, RopeSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
 };
 
 use super::chain::Chain;
@@ -253,7 +253,7 @@ impl Encoder {
             let input = self.input(device, layer.input_norm);
             device.qkv(queries, input, layer.qkv, &layer.attention, KV_LAYER);
             device.attention(attended, queries, &layer.attention, KV_LAYER);
-            device.linear_add(residual, attended, layer.output);
+            device.linear_add(residual, attended, layer.output, 1.0);
             self.norm_residual(device, layer.attention_norm);
 
             let input = self.input(device, layer.mlp_input_norm);
@@ -261,7 +261,7 @@ impl Encoder {
                 Up::Plain(up) => device.activated(activated, input, up, self.activation),
                 Up::Gated(up) => device.gate_up(activated, input, up, self.activation),
             }
-            device.linear_add(residual, activated, layer.down);
+            device.linear_add(residual, activated, layer.down, 1.0);
             self.norm_residual(device, layer.mlp_norm);
         }
         self.norm_residual(device, self.last_norm);
@@ -277,7 +277,7 @@ impl Encoder {
                     self.norm(device, normed, headed, norm);
                     normed
                 });
-                out.extend(device.logits(last, head.out, None)?);
+                out.extend(device.logits(last, head.out, LogitsSpec::PLAIN)?);
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use common::reference;
 use common::weights::{Golden, Tensor, adapter_files, tensor, write_safetensors};
 use penstock_engine::Forward;
 use penstock_engine::adapter::Adapter;
-use penstock_engine::checkpoint::{Checkpoint, ModelConfig, NormPlaces, QkNorm, RopeScaling, Rotation};
+use penstock_engine::checkpoint::{Checkpoint, EmbeddingScale, ModelConfig, NormPlaces, QkNorm, RopeScaling, Rotation};
 use penstock_kernels::{Activation, Feature, Span, StepBatch};
 use serde_json::{Value, json};
 
@@ -73,7 +73,7 @@ fn a_null_window_is_none() {
 fn gemma_has_the_approximate_gelu_whatever_its_first_configs_said() {
     let plain = config("gemma-plain");
     assert_eq!((plain.norms, plain.norm_offset, plain.hidden_act), (NormPlaces::Before, 1.0, Activation::GeluTanh));
-    assert_eq!(plain.embedding_scale, Some(96f64.sqrt()));
+    assert_eq!(plain.embedding_scale, Some(EmbeddingScale::Rounded(96f64.sqrt())));
     assert_eq!(changed("gemma-plain", &json!({"hidden_act": "gelu"})), Ok(plain.clone()));
     assert_eq!(changed("gemma-plain", &json!({"hidden_act": null})), Ok(plain.clone()));
     let both = json!({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"});
@@ -144,6 +144,48 @@ fn ernies_rotations_lie_side_by_side() {
         assert!(error.contains(module) && error.contains("adapters of queries and keys are not supported"), "{error}");
     }
     assert!(adapter("v_proj", 40).is_ok());
+}
+
+#[test]
+fn granite_has_four_factors() {
+    let plain = config("granite-plain");
+    assert_eq!((plain.embedding_scale, plain.query_scale), (Some(EmbeddingScale::Exact(5.3)), 0.2));
+    assert_eq!((plain.residual_multiplier, plain.logits_scaling), (Some(0.55), Some(1.5)));
+    let biases = |c: &ModelConfig| [c.qkv_bias, c.output_bias, c.mlp_bias];
+    assert_eq!((biases(&plain), biases(&config("granite-bias"))), ([false; 3], [true; 3]));
+    // Absent factors are 1, that of queries and keys too, and 1 needs nothing of a device.
+    let names = ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"];
+    for absent in [Value::Null, json!(1), json!(1.0)] {
+        let fields: Value = names.iter().map(|name| ((*name).to_owned(), absent.clone())).collect();
+        let bare = changed("granite-plain", &fields).expect("it opens");
+        assert_eq!((bare.embedding_scale, bare.query_scale), (None, 1.0));
+        assert_eq!((bare.residual_multiplier, bare.logits_scaling), (None, None));
+        assert_eq!(bare.features().next(), None, "a plain decoder");
+    }
+    for name in names {
+        for bad in [json!(0), json!(-1.0), json!(1e9), json!("12"), json!(true)] {
+            refused("granite-plain", &json!({ (name): bad }), &format!("{name}: is"));
+        }
+    }
+    refused("granite-plain", &json!({"num_local_experts": 8}), "has no mixture of experts here");
+}
+
+#[test]
+fn logits_are_divided_behind_the_head_and_states_are_not() {
+    let golden = Golden::named("granite-plain");
+    let tokens = &golden.tokens[..7];
+    let spans = [Span { rows: 0..7, context: 7, block_table: &[0], adapter: None }];
+    let batch = StepBatch { tokens, spans: &spans, sampled: &[6], ..Default::default() };
+    let run = |scaling: f64| {
+        let checkpoint = open("granite-plain", &json!({"logits_scaling": scaling})).expect("it opens");
+        let mut state = Vec::new();
+        let mut model = common::load(&checkpoint, &reference, 8, 8);
+        let logits = model.states(&batch, None, &mut state, true).expect("a state").to_vec();
+        (state, logits)
+    };
+    let ((state, whole), (same, divided)) = (run(1.0), run(3.0));
+    assert_eq!(state, same);
+    assert_eq!(whole.iter().map(|logit| logit / 3.0).collect::<Vec<_>>(), divided);
 }
 
 #[test]

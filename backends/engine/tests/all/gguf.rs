@@ -7,7 +7,7 @@ use crate::common;
 use common::weights::{Golden, Tensor};
 use common::{cpu_paths, load, log_softmax, logits_of, logits_with, reference};
 use penstock_engine::Forward;
-use penstock_engine::checkpoint::{Checkpoint, RopeScaling};
+use penstock_engine::checkpoint::{Checkpoint, RopeScaling, Rotation};
 use penstock_gguf::{Value, Writer};
 use penstock_kernels::{AdapterSlot, DType};
 use serde_json::Value as Json;
@@ -79,6 +79,7 @@ fn keys(config: &Json, writer: &mut Writer) {
         "Gemma2ForCausalLM" => "gemma2",
         "Gemma3ForCausalLM" => "gemma3",
         "GptOssForCausalLM" => "gpt-oss",
+        "GraniteForCausalLM" => "granite",
         "Olmo2ForCausalLM" => "olmo2",
         "Phi3ForCausalLM" => "phi3",
         "SmolLM3ForCausalLM" => "smollm3",
@@ -125,6 +126,10 @@ fn keys(config: &Json, writer: &mut Writer) {
         ("attn_logit_softcapping", "attn_logit_softcapping"),
         ("final_logit_softcapping", "final_logit_softcapping"),
         ("rope.freq_base_swa", "rope_local_base_freq"),
+        ("embedding_scale", "embedding_multiplier"),
+        ("attention.scale", "attention_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("logit_scale", "logits_scaling"),
     ] {
         if let Some(number) = config[field].as_f64() {
             writer.key(&format!("{architecture}.{key}"), &Value::Float(number));
@@ -162,7 +167,8 @@ fn gguf_with(golden: &Golden, more: &[(&str, Value)]) -> Vec<u8> {
     let dim = whole("head_dim");
     let dim = dim.unwrap_or_else(|| whole("hidden_size").unwrap() / whole("num_attention_heads").unwrap());
     let architecture = golden.config["architectures"][0].as_str().expect("a name");
-    let paired = ["Llama", "Mistral", "Mixtral", "SmolLM3"].iter().any(|name| architecture.starts_with(name));
+    let paired =
+        ["Granite", "Llama", "Mistral", "Mixtral", "SmolLM3"].iter().any(|name| architecture.starts_with(name));
     let (experts, plain): (Vec<_>, _) = golden.stored().into_iter().partition(|t| t.name.contains(".experts."));
     if architecture.starts_with("GptOss") {
         restack(&mut writer, &experts);
@@ -314,7 +320,8 @@ fn a_gguf_file_gives_the_same_bits_as_safetensors() {
     let dense = ["llama-plain", "llama-linear-tied", "llama-mlp-bias", "mistral-window", "qwen2-tied", "qwen3-tied"];
     let sparse = ["qwen3moe-plain", "mixtral-plain", "mixtral-window", "gptoss-plain", "gptoss-mxfp4"];
     let others = ["gemma2-plain", "gemma3-plain", "phi3-plain", "phi3-partial-tied", "phi3-long", "olmo2-plain"];
-    for case in dense.into_iter().chain(sparse).chain(others).chain(["smollm3-plain"]) {
+    for case in dense.into_iter().chain(sparse).chain(others).chain(["smollm3-plain", "granite-plain", "granite-bias"])
+    {
         let mut golden = Golden::named(case);
         if case.starts_with("gemma") {
             // The files do not have the field: it is the width of a head in all models of these sizes.
@@ -368,6 +375,25 @@ fn factors_of_frequencies_are_those_of_llama_3() {
     };
     let far = run(&ours).iter().zip(&run(&theirs)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(far < 1e-4, "{far}");
+}
+
+#[test]
+fn factors_are_granites_alone() {
+    let mut golden = Golden::named("granite-plain");
+    let unrotated = gguf_with(&golden, &[("granite.rope.scaling.finetuned", Value::Bool(false))]);
+    assert_eq!(open(unrotated).config().rotations, [Rotation::None; 3]);
+    let rotated = gguf_with(&golden, &[("granite.rope.scaling.finetuned", Value::Bool(true))]);
+    assert_eq!(open(rotated).config().rotations, [Rotation::Model; 3]);
+    // A file without a factor, or with 0, has the one of other families.
+    golden.config.as_object_mut().expect("an object").remove("attention_multiplier");
+    golden.config["residual_multiplier"] = 0.0.into();
+    let file = open(gguf_of(&golden));
+    assert_eq!((file.config().query_scale, file.config().residual_multiplier), (0.25, None));
+    for key in ["llama.logit_scale", "llama.residual_scale", "llama.embedding_scale", "llama.attention.scale"] {
+        let file = |factor| gguf_with(&Golden::named("llama-plain"), &[(key, Value::Float(factor))]);
+        refused(file(0.5), &format!("{key}: scales of activations are not supported"));
+        open(file(1.0));
+    }
 }
 
 #[test]
@@ -631,6 +657,7 @@ fn what_cannot_be_served_is_refused_with_a_reason() {
 #[test]
 fn a_window_that_would_be_lost_is_refused() {
     for (case, architecture) in [
+        ("granite-plain", "granite"),
         ("olmo2-plain", "olmo2"),
         ("qwen2-tied", "qwen2"),
         ("qwen3-tied", "qwen3"),

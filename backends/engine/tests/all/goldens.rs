@@ -17,7 +17,7 @@ use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, ExpertSpec, Feature, Held,
-    KernelError, KvFormat, KvSpec, Limits, Rope, RopeSpec, RoutingSpec, StepBatch, Weight, WeightSpec,
+    KernelError, KvFormat, KvSpec, Limits, LogitsSpec, Rope, RopeSpec, RoutingSpec, StepBatch, Weight, WeightSpec,
 };
 use std::sync::{Arc, Mutex};
 
@@ -62,7 +62,7 @@ fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distan
 #[test]
 fn f32_agrees_with_transformers() {
     let goldens = Golden::all();
-    assert_eq!(goldens.len(), 68);
+    assert_eq!(goldens.len(), 70);
     for golden in goldens {
         let Distance { mean, max, wrong, alike } = distance(&golden, &reference);
         assert!(alike == 1.0, "{}: other experts in f32", golden.case);
@@ -109,6 +109,9 @@ fn a_device_refuses_at_load_what_it_does_not_compute() {
         ("gemma2-plain", Feature::SoftCaps, "soft caps of scores or logits"),
         ("olmo2-plain", Feature::PostNorms, "norms behind attention and MLP"),
         ("olmo2-plain", Feature::JointHeadNorms, "a norm over all heads together"),
+        ("granite-plain", Feature::EmbeddingScale, "a scale of embeddings"),
+        ("granite-plain", Feature::ResidualScale, "a scale of what layers add"),
+        ("granite-plain", Feature::LogitsScale, "a scale of logits"),
         ("phi3-partial-tied", Feature::PartialRotation, "rotation of a part of each head"),
         ("smollm3-plain", Feature::NoRotation, "layers without rotation"),
         ("gptoss-plain", Feature::ClampedSwiglu, "a clamped SwiGLU in the MLP"),
@@ -265,8 +268,8 @@ impl Device for Recorded {
         self.device.attention(out, queries, attention, layer);
     }
 
-    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
-        self.device.linear_add(residual, x, weight);
+    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, scale: f32) {
+        self.device.linear_add(residual, x, weight, scale);
     }
 
     fn linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
@@ -293,8 +296,8 @@ impl Device for Recorded {
         self.device.read_sampled(x)
     }
 
-    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
-        self.device.logits(x, weight, soft_cap)
+    fn logits(&mut self, x: Buffer, weight: Weight, spec: LogitsSpec) -> Result<&[f32], KernelError> {
+        self.device.logits(x, weight, spec)
     }
 
     fn page(&self, layer: usize, page: u32) -> Vec<f32> {

@@ -11,7 +11,7 @@ use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::cpu::CpuDevice;
 use penstock_kernels::{KvFormat, PAGE_TOKENS};
 
-const CASES: [&str; 27] = [
+const CASES: [&str; 28] = [
     "llama-long",
     "mistral-long-window",
     "qwen3-mixed-windows",
@@ -33,6 +33,7 @@ const CASES: [&str; 27] = [
     "olmo3-yarn",
     "exaone4-windows",
     "ernie-bias",
+    "granite-plain",
     "qwen3moe-gptq4",
     "mistral-awq4",
     "deepseek3-fp8-blocks",

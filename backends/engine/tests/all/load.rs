@@ -5,7 +5,7 @@ use crate::common;
 use common::weights::{Golden, Tensor, write_safetensors};
 use common::{cpu, load, load_as, load_with, logits_of, reference};
 use penstock_engine::Forward;
-use penstock_engine::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
+use penstock_engine::checkpoint::{Checkpoint, EmbeddingScale, ModelConfig, RopeScaling};
 use penstock_engine::models::{KvBudget, LoadError, Model, ModelLimits};
 use penstock_kernels::cpu::Path as CpuPath;
 use penstock_kernels::{Activation, Held, KernelError, KvFormat, Limits, PAGE_TOKENS, Span, StepBatch};
@@ -407,7 +407,10 @@ fn configs_of_gemma() {
     let local = three.local_rope.expect("rotations of layers with a window");
     assert_eq!((three.rope.scaling, local.scaling), (RopeScaling::Linear { factor: 8.0 }, RopeScaling::Default));
     assert_eq!((three.rope.rope_theta, local.rope_theta), (100_000.0, 1000.0));
-    assert_eq!((two.norm_offset, two.query_scale, two.embedding_scale), (1.0, 20f64.powf(-0.5), Some(96f64.sqrt())));
+    assert_eq!(
+        (two.norm_offset, two.query_scale, two.embedding_scale),
+        (1.0, 20f64.powf(-0.5), Some(EmbeddingScale::Rounded(96f64.sqrt())))
+    );
     // What configs leave out has the values of transformers' classes.
     let absent = json!({"rope_theta": null, "rope_scaling": null, "sliding_window_pattern": null});
     let defaults = changed("gemma3-plain", &absent).expect("it opens");

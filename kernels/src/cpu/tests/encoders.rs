@@ -225,14 +225,14 @@ impl Layer {
         }
         device.qkv(self.queries, input, self.qkv, &self.attention, 0);
         device.attention(self.attended, self.queries, &self.attention, 0);
-        device.linear_add(self.residual, self.attended, self.output);
+        device.linear_add(self.residual, self.attended, self.output, 1.0);
         norm(device, input);
         if self.modern {
             device.gate_up(self.activated, input, self.gate_up, self.activation);
         } else {
             device.activated(self.activated, input, self.up, self.activation);
         }
-        device.linear_add(self.residual, self.activated, self.down);
+        device.linear_add(self.residual, self.activated, self.down, 1.0);
         norm(device, self.residual);
         device.pool(self.pooled, self.residual);
         device.read_sampled(self.pooled).unwrap()

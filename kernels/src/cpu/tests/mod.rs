@@ -118,14 +118,18 @@ fn latents_give_the_same_bits_on_every_path_of_a_family() {
 }
 
 /// Shapes with what not every device computes: as Gemma 2, as OLMo 2, as Phi-3, as SmolLM3's layers without rotation, as GPT-OSS's attention and
-/// activation.
+/// activation, as Granite.
 fn others() -> Vec<Shape> {
     let gelu = Activation::GeluTanh;
     let scaled = Own { embedding_scale: 8.5, activation: gelu, post_norms: true, ..PLAIN };
     let gemma = Own { soft_caps: [Some(2.0), Some(3.0)], ..scaled };
     let joint = Own { post_norms: true, joint: true, ..PLAIN };
     let sinks = Own { sinks: true, activation: Activation::ClampedSwiglu { limit: 1.5, alpha: 1.702 }, ..PLAIN };
+    let granite = Own { embedding_scale: 5.3, residual_scale: 0.22, logits_divisor: 3.0, ..PLAIN };
     vec![
+        Shape { own: granite, ..SHAPE },
+        Shape { own: Own { soft_caps: [None, Some(3.0)], ..granite }, bias: false, ..BLOCKS },
+        Shape { own: granite, held: Held::Int8, ..SHAPE },
         Shape { own: sinks, norms: false, ..SHAPE },
         Shape { own: sinks, norms: false, head_dim: 64, window: Some(9), ..SHAPE },
         Shape { own: Own { soft_caps: [Some(2.0), None], ..sinks }, ..BLOCKS },

@@ -32,6 +32,10 @@ pub(crate) struct Own {
     pub(crate) activation: Activation,
     /// Norms behind attention and MLP.
     pub(crate) post_norms: bool,
+    /// Factor on what is added to the residual.
+    pub(crate) residual_scale: f32,
+    /// Divisor of the logits.
+    pub(crate) logits_divisor: f32,
     /// Soft caps of scores and of logits.
     pub(crate) soft_caps: [Option<f32>; 2],
     /// Norms of heads over all of them.
@@ -65,11 +69,19 @@ pub(crate) struct Latent {
     pub(crate) value: usize,
 }
 
+impl Own {
+    fn logits(&self) -> LogitsSpec {
+        LogitsSpec { divisor: self.logits_divisor, soft_cap: self.soft_caps[1] }
+    }
+}
+
 /// The plain decoder that every device computes.
 pub(crate) const PLAIN: Own = Own {
     embedding_scale: 1.0,
     activation: Activation::Silu,
     post_norms: false,
+    residual_scale: 1.0,
+    logits_divisor: 1.0,
     soft_caps: [None; 2],
     joint: false,
     rotated: None,
@@ -467,7 +479,7 @@ impl Model {
 
     /// Sampled rows of the step before, as [`Device::sample`] reads them back.
     pub(crate) fn sample<'d, D: Device>(&self, d: &'d mut D, picks: &[Pick]) -> Result<SampledRows<'d>, KernelError> {
-        d.sample(self.last, self.head, self.own.soft_caps[1], picks)
+        d.sample(self.last, self.head, self.own.logits(), picks)
     }
 
     /// As [`Model::step`], of a device that may fail.
@@ -519,7 +531,7 @@ impl Model {
         d.select(self.selected, self.residual);
         d.rmsnorm(self.last, self.selected, self.last_norm, 1e-6);
         seen(d, "last norm", self.last);
-        d.logits(self.last, self.head, self.own.soft_caps[1]).map(<[f32]>::to_vec)
+        d.logits(self.last, self.head, self.own.logits()).map(<[f32]>::to_vec)
     }
 
     /// Adds a projection to the residual, through a norm if there is one.
@@ -532,7 +544,7 @@ impl Model {
         seen: &mut dyn FnMut(&mut D, &'static str, Buffer),
     ) {
         match norm {
-            None => d.linear_add(self.residual, x, weight),
+            None => d.linear_add(self.residual, x, weight, self.own.residual_scale),
             Some(norm) => {
                 d.linear(self.projected, x, weight);
                 seen(d, "linear", self.projected);

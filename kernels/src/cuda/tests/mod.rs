@@ -372,7 +372,7 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
         device.embed(residual, table, 1.0);
         device.select(selected, residual);
         device.rmsnorm(last, selected, weight, 1e-6);
-        device.logits(last, table, None).map(<[f32]>::to_vec)
+        device.logits(last, table, LogitsSpec::PLAIN).map(<[f32]>::to_vec)
     };
     let lost =
         |outcome| matches!(outcome, Err(KernelError::Fault { error, .. }) if error == "CUDA_ERROR_LAUNCH_FAILED");
