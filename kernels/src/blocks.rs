@@ -299,14 +299,19 @@ mod tests {
     #[test]
     fn rows_in_pairs_are_read_as_halves() {
         let values: Vec<u8> = (0..8u32).flat_map(|row| (row as f32).to_le_bytes()).collect();
-        let order = RowOrder::Pairs { head_dim: 4, plain: 0 };
+        let order = RowOrder::Pairs { head_dim: 4, plain: 0, rotated: 4 };
         let tensor = HostTensor { name: "q", dtype: DType::F32, shape: &[8, 1], bytes: &values, order, reader: None };
         // A head (a0 a1 b0 b1) is stored as a0 b0 a1 b1.
         let want = [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
         assert_eq!(Source::new(&tensor, 2).unwrap().to_f32(), want);
         let bias = HostTensor { shape: &[8], ..tensor.clone() };
         assert_eq!(Source::new(&bias, 1).unwrap().to_vector(), want);
-        let torn = HostTensor { order: RowOrder::Pairs { head_dim: 3, plain: 0 }, ..tensor };
-        assert!(Source::new(&torn, 2).is_err());
+        for (head_dim, plain, rotated) in [(3, 0, 3), (4, 0, 3), (4, 0, 0), (4, 2, 4), (4, usize::MAX, 2)] {
+            let torn = HostTensor { order: RowOrder::Pairs { head_dim, plain, rotated }, ..tensor.clone() };
+            assert!(Source::new(&torn, 2).is_err(), "{head_dim} {plain} {rotated}");
+        }
+        // A head (p a0 a1 b0 b1 q q q) is stored as p a0 b0 a1 b1 q q q.
+        let between = HostTensor { order: RowOrder::Pairs { head_dim: 8, plain: 1, rotated: 4 }, ..tensor };
+        assert_eq!(Source::new(&between, 2).unwrap().to_f32(), [0.0, 1.0, 3.0, 2.0, 4.0, 5.0, 6.0, 7.0]);
     }
 }

@@ -202,12 +202,14 @@ pub enum RowOrder {
     #[default]
     Plain,
     /// Within each head, the two halves of a rotation are stored side by side (`0, d/2, 1, d/2 + 1, …`), as GGUF has the query and key
-    /// projections of `llama`, and as DeepSeek has the rotated rows of its heads; the device reads them back as halves.
+    /// projections of `llama`, as DeepSeek has the rotated rows of its heads, and as GLM-4 has the first half of each; the device reads them back as halves.
     Pairs {
         /// Rows of one head.
         head_dim: usize,
-        /// First rows of each head that are not rotated and lie as they should; the halves are those of the rows behind them.
+        /// First rows of each head that are not rotated and lie as they should.
         plain: usize,
+        /// Rows behind them whose halves lie side by side, an even number; the rows behind those lie as they should, too.
+        rotated: usize,
     },
 }
 
@@ -216,13 +218,13 @@ impl RowOrder {
     pub fn stored(self, row: usize) -> usize {
         match self {
             RowOrder::Plain => row,
-            RowOrder::Pairs { head_dim, plain } => match (row % head_dim).checked_sub(plain) {
-                None => row,
-                Some(i) => {
-                    let half = (head_dim - plain) / 2;
-                    row - i + i % half * 2 + i / half
+            RowOrder::Pairs { head_dim, plain, rotated } => {
+                let half = rotated / 2;
+                match (row % head_dim).checked_sub(plain).filter(|i| *i < rotated) {
+                    None => row,
+                    Some(i) => row - i + i % half * 2 + i / half,
                 }
-            },
+            }
         }
     }
 }

@@ -39,11 +39,12 @@ impl<'a> Source<'a> {
         if rows.checked_mul(row_bytes) != Some(tensor.bytes.len()) {
             return Err(shape_error(tensor, format!("as many elements as its {} bytes hold", tensor.bytes.len())));
         }
-        if let RowOrder::Pairs { head_dim, plain } = tensor.order {
+        if let RowOrder::Pairs { head_dim, plain, rotated } = tensor.order {
             let ordered = if dims == 2 { rows } else { columns };
-            let turned = head_dim.checked_sub(plain).filter(|turned| *turned >= 2 && turned.is_multiple_of(2));
-            if turned.is_none() || ordered % head_dim != 0 {
-                let want = format!("whole heads of {head_dim}, of which an even number behind the first {plain}");
+            let fits = plain.checked_add(rotated).is_some_and(|end| end <= head_dim);
+            if !fits || rotated < 2 || !rotated.is_multiple_of(2) || ordered % head_dim != 0 {
+                let want =
+                    format!("whole heads of {head_dim}, of which {rotated}, an even number, behind the first {plain}");
                 return Err(shape_error(tensor, want));
             }
         }

@@ -212,17 +212,38 @@ def ernie(**kw):
     return base("Ernie4_5ForCausalLM", "ernie4_5", **{**own, **kw})
 
 
+FACTORS = dict(embedding_multiplier=5.3, attention_multiplier=0.2, residual_multiplier=0.55, logits_scaling=1.5)
+
+
 def granite(**kw):
+    own = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return base("GraniteForCausalLM", "granite", **{**FACTORS, **own, **kw})
+
+
+def granite4(**kw):
     own = dict(
-        embedding_multiplier=5.3,
-        attention_multiplier=0.2,
-        residual_multiplier=0.55,
-        logits_scaling=1.5,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
+        intermediate_size=77,
+        shared_intermediate_size=141,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        layer_types=["attention"] * 3,
+        position_embedding_type="rope",
+        mamba_n_heads=12,
+        mamba_d_head=16,
     )
-    return base("GraniteForCausalLM", "granite", **{**own, **kw})
+    return base("GraniteMoeHybridForCausalLM", "granitemoehybrid", **{**FACTORS, **own, **kw})
+
+
+def glm(**kw):
+    own = dict(head_dim=24, partial_rotary_factor=0.5, pad_token_id=0, eos_token_id=1)
+    return base("GlmForCausalLM", "glm", **{**own, **kw})
+
+
+def glm4(**kw):
+    return {**glm(**kw), "architectures": ["Glm4ForCausalLM"], "model_type": "glm4"}
 
 
 def smollm3(**kw):
@@ -697,6 +718,32 @@ CASES = {
         ),
         "f32",
         2,
+        120,
+        {},
+    ),
+    "granite4-rope": (granite4(), "bf16", 1, 120, {}),
+    "granite4-nope": (granite4(position_embedding_type="nope", head_dim=20), "f16", 2, 130, {}),
+    "glm-plain": (glm(), "bf16", 1, 130, {}),
+    "glm-quarter": (
+        glm(
+            attention_bias=False,
+            head_dim=40,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            rms_norm_eps=...,
+            rope_theta=...,
+            rope_parameters=dict(rope_type="default", rope_theta=20000.0, partial_rotary_factor=0.25),
+        ),
+        "f32",
+        2,
+        120,
+        {},
+    ),
+    "glm4-plain": (glm4(), "bf16", 1, 130, {}),
+    "glm4-unbiased": (
+        glm4(attention_bias=False, partial_rotary_factor=..., num_key_value_heads=3, head_dim=20),
+        "f16",
+        1,
         120,
         {},
     ),

@@ -175,8 +175,10 @@ fn projections(c: &ModelConfig, layer: usize) -> Vec<Projection> {
     let (hidden, inner) = (c.hidden_size, c.intermediate_size);
     let of = |name, matrix, first, outputs, inputs| Projection { name, matrix, first, outputs, inputs };
     let mut list = Vec::new();
-    if c.latent.is_none() && c.fused {
-        list.push(of("self_attn.qkv_proj", Matrix::Qkv, 0, queries + 2 * keys, hidden));
+    if c.latent.is_none()
+        && let Some(qkv) = c.layer_names.qkv
+    {
+        list.push(of(qkv, Matrix::Qkv, 0, queries + 2 * keys, hidden));
     } else if c.latent.is_none() {
         list.push(of("self_attn.q_proj", Matrix::Qkv, 0, queries, hidden));
         list.push(of("self_attn.k_proj", Matrix::Qkv, queries, keys, hidden));
@@ -188,13 +190,13 @@ fn projections(c: &ModelConfig, layer: usize) -> Vec<Projection> {
     if c.is_sparse(layer) {
         return list;
     }
-    if c.fused {
-        list.push(of("mlp.gate_up_proj", Matrix::GateUp, 0, 2 * inner, hidden));
+    if let Some(gate_up) = c.layer_names.gate_up {
+        list.push(of(gate_up, Matrix::GateUp, 0, 2 * inner, hidden));
     } else {
         list.push(of("mlp.gate_proj", Matrix::GateUp, 0, inner, hidden));
         list.push(of("mlp.up_proj", Matrix::GateUp, inner, inner, hidden));
     }
-    list.push(of("mlp.down_proj", Matrix::Down, 0, hidden, inner));
+    list.push(of(c.layer_names.down, Matrix::Down, 0, hidden, inner));
     list
 }
 

@@ -543,7 +543,7 @@ mod tests {
                 reader: Some(&codes),
             };
             let source = |order| Source::new(&of(order), 2).unwrap();
-            let pairs = RowOrder::Pairs { head_dim: 15, plain: 3 };
+            let pairs = RowOrder::Pairs { head_dim: 15, plain: 3, rotated: 8 };
             let parts = [source(order), source(pairs)];
             let packed = Packed::stack(&mut arena, &mut pool, &parts, None, held).unwrap();
             assert_eq!(packed.has_integers(), as_rows);

@@ -240,7 +240,8 @@ fn order_of(architecture: &Architecture, config: &ModelConfig, name: &str) -> Ro
         architecture.name,
         "GraniteForCausalLM" | "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" | "SmolLM3ForCausalLM"
     );
-    if rotated && pairs { RowOrder::Pairs { head_dim: config.head_dim, plain: 0 } } else { RowOrder::Plain }
+    let head_dim = config.head_dim;
+    if rotated && pairs { RowOrder::Pairs { head_dim, plain: 0, rotated: head_dim } } else { RowOrder::Plain }
 }
 
 /// Checks type, shape and place of a needed tensor. `expert`: its index in a tensor of so many experts.

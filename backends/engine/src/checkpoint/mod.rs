@@ -34,8 +34,8 @@ pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
     ChainStep, DenseConfig, EmbeddingScale, EncoderConfig, EncoderNames, ExpertNames, ExpertsConfig, GenerationConfig,
-    HeadConfig, LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm, Quantization, RopeParameters, RopeScaling,
-    Rotation, RoutingConfig, Scales, Work,
+    HeadConfig, LatentConfig, LayerNames, ModelConfig, Needed, NormPlaces, Part, QkNorm, Quantization, RopeParameters,
+    RopeScaling, Rotation, RoutingConfig, Scales, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.

@@ -22,7 +22,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
 }
 
 /// Reads the four factors and the biases of attention. An absent factor is 1, that of queries and keys too.
-fn read_factors(f: &Fields<'_>, config: &mut ModelConfig) -> Result<(), CheckpointError> {
+pub(super) fn read_factors(f: &Fields<'_>, config: &mut ModelConfig) -> Result<(), CheckpointError> {
     let factor = |name| f.number(name, FACTOR_MIN, FACTOR_MAX);
     let other = |name| Ok::<_, CheckpointError>(factor(name)?.filter(|factor| *factor != 1.0));
     config.qkv_bias = f.flag("attention_bias", false)?;

@@ -12,8 +12,10 @@ mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod glm;
 mod gpt_oss;
 mod granite;
+mod granite4;
 mod llama;
 mod ministral;
 mod mistral;
@@ -34,7 +36,7 @@ mod smollm3;
 
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm};
+use crate::model_config::{LatentConfig, LayerNames, ModelConfig, Needed, NormPlaces, Part, QkNorm};
 
 /// A supported architecture, by the name in `architectures[0]` of a config.
 #[derive(Debug)]
@@ -75,8 +77,11 @@ const ARCHITECTURES: &[Architecture] = &[
     gemma3::ARCHITECTURE,
     gemma3::MODEL,
     gemma3::TEXT_PART,
+    glm::GLM,
+    glm::GLM4,
     gpt_oss::ARCHITECTURE,
     granite::ARCHITECTURE,
+    granite4::ARCHITECTURE,
     llama::ARCHITECTURE,
     llama::MODEL,
     ministral::ARCHITECTURE,
@@ -144,13 +149,22 @@ pub(crate) struct NormNames {
 
 /// Names of a layer's norms.
 pub(crate) fn norm_names(places: NormPlaces) -> NormNames {
+    let (attention, mlp, last) = match places {
+        NormPlaces::Before => ("", "post_attention_layernorm.weight", ""),
+        NormPlaces::After => ("post_attention_layernorm.weight", "", "post_feedforward_layernorm.weight"),
+        NormPlaces::Both => {
+            ("post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
+        }
+        NormPlaces::BothGlm => {
+            ("post_self_attn_layernorm.weight", "post_attention_layernorm.weight", "post_mlp_layernorm.weight")
+        }
+    };
     let (before, after) = (places.before(), places.after());
-    let mlp = if after { "pre_feedforward_layernorm.weight" } else { "post_attention_layernorm.weight" };
     NormNames {
         input: before.then_some("input_layernorm.weight"),
-        behind_attention: after.then_some("post_attention_layernorm.weight"),
+        behind_attention: after.then_some(attention),
         before_mlp: before.then_some(mlp),
-        behind_mlp: after.then_some("post_feedforward_layernorm.weight"),
+        behind_mlp: after.then_some(last),
     }
 }
 
@@ -179,12 +193,13 @@ fn whole(name: String, shape: &[usize]) -> Needed {
     Needed { name, shape: shape.to_vec(), part: None }
 }
 
-/// Matrices of a layer, by name and rows, that checkpoints of a fused family stack in this order as one.
-fn stacked(c: &ModelConfig, layer: usize, fused: &str, parts: &[(&str, usize)], list: &mut Vec<Needed>) {
+/// Matrices of a layer, by name and rows of so many columns, that a checkpoint has in this order as one, before `.weight`, where `one` is named.
+fn stacked(layer: usize, one: Option<&str>, parts: &[(&str, usize)], columns: usize, list: &mut Vec<Needed>) {
     let (mut first, all) = (0, parts.iter().map(|(_, rows)| rows).sum());
     for (name, rows) in parts {
-        let part = c.fused.then(|| Part { tensor: layer_tensor(layer, fused), first, rows: all });
-        let (name, shape) = (layer_tensor(layer, name), vec![*rows, c.hidden_size]);
+        let tensor = one.map(|one| layer_tensor(layer, &format!("{one}.weight")));
+        let part = tensor.map(|tensor| Part { tensor, first, rows: all });
+        let (name, shape) = (layer_tensor(layer, name), vec![*rows, columns]);
         list.push(Needed { name, shape, part });
         first += rows;
     }
@@ -259,7 +274,7 @@ fn attention_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
     let parts = [("q", queries), ("k", keys), ("v", keys)];
     let names = parts.map(|(part, rows)| (format!("self_attn.{part}_proj.weight"), rows));
     let names = names.each_ref().map(|(name, rows)| (name.as_str(), *rows));
-    stacked(c, layer, "self_attn.qkv_proj.weight", &names, list);
+    stacked(layer, c.layer_names.qkv, &names, c.hidden_size, list);
     let mut need = |part: &str, shape: &[usize]| list.push(whole(layer_tensor(layer, part), shape));
     if c.qkv_bias {
         parts.iter().for_each(|(part, rows)| need(&format!("self_attn.{part}_proj.bias"), &[*rows]));
@@ -314,9 +329,10 @@ fn mlp_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
         return;
     }
     let parts = [("mlp.gate_proj.weight", mlp), ("mlp.up_proj.weight", mlp)];
-    stacked(c, layer, "mlp.gate_up_proj.weight", &parts, list);
+    stacked(layer, c.layer_names.gate_up, &parts, hidden, list);
+    let down = Some(c.layer_names.down).filter(|down| *down != LayerNames::PLAIN.down);
+    stacked(layer, down, &[("mlp.down_proj.weight", hidden)], mlp, list);
     let mut need = |part: &str, shape: &[usize]| list.push(whole(layer_tensor(layer, part), shape));
-    need("mlp.down_proj.weight", &[hidden, mlp]);
     if c.mlp_bias {
         for (part, rows) in [("gate", mlp), ("up", mlp), ("down", hidden)] {
             need(&format!("mlp.{part}_proj.bias"), &[rows]);

@@ -6,13 +6,14 @@
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ModelConfig, PLAIN, Traits};
+use crate::model_config::{LayerNames, ModelConfig, PLAIN, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Phi3ForCausalLM", read, names: &[] };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read_dense(f, Traits { partial_rotation: true, ..PLAIN })?;
-    config.fused = true;
+    config.layer_names =
+        LayerNames { qkv: Some("self_attn.qkv_proj"), gate_up: Some("mlp.gate_up_proj"), ..LayerNames::PLAIN };
     config.windows = vec![f.integer("sliding_window", 1, usize::MAX)?; config.num_hidden_layers];
     Ok(config)
 }

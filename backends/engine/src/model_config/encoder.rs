@@ -257,7 +257,7 @@ impl ModelConfig {
             logits_scaling: None,
             attn_logit_softcapping: None,
             final_logit_softcapping: None,
-            fused: false,
+            layer_names: LayerNames::PLAIN,
             sinks: false,
             windows: vec![None; num_hidden_layers],
             latent: None,

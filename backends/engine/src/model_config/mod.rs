@@ -79,7 +79,7 @@ pub struct ModelConfig {
     pub rotations: Vec<Rotation>,
     /// Values of each head that are rotated, the first ones; even.
     pub rotary_dim: usize,
-    /// True if a folder has the two values of each rotation side by side in queries and keys (ERNIE 4.5).
+    /// True if a folder has the two values of each rotation side by side in queries and keys (ERNIE 4.5, GLM-4).
     pub paired: bool,
     /// Bias on the query, key and value projections.
     pub qkv_bias: bool,
@@ -107,8 +107,8 @@ pub struct ModelConfig {
     pub attn_logit_softcapping: Option<f32>,
     /// Soft cap of the logits.
     pub final_logit_softcapping: Option<f32>,
-    /// True if the checkpoint has queries, keys and values in one matrix, and gate and up in one (Phi-3).
-    pub fused: bool,
+    /// Names of a layer's matrices that differ between families.
+    pub layer_names: LayerNames,
     /// True if each head has a sink, one more score in its softmax.
     pub sinks: bool,
     /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included, and in an encoder so many on both sides; `None`
@@ -143,6 +143,8 @@ pub enum NormPlaces {
     After,
     /// Norms of input and output (Gemma 2 and 3).
     Both,
+    /// Norms of input and output under other names: the norm before the MLP has the one that it has in a model without norms behind (GLM-4 of 2025).
+    BothGlm,
 }
 
 impl NormPlaces {
@@ -164,6 +166,22 @@ pub enum EmbeddingScale {
     Rounded(f64),
     /// Factor that is not rounded (Granite).
     Exact(f64),
+}
+
+/// Names of a layer's matrices in a checkpoint, before `.weight`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerNames {
+    /// Queries, keys and values in one matrix; `None` has each by itself.
+    pub qkv: Option<&'static str>,
+    /// Gate and up of the MLP in one matrix; `None` has each by itself.
+    pub gate_up: Option<&'static str>,
+    /// Last matrix of the MLP.
+    pub down: &'static str,
+}
+
+impl LayerNames {
+    /// Every matrix by itself, under the names of Llama.
+    pub const PLAIN: LayerNames = LayerNames { qkv: None, gate_up: None, down: "mlp.down_proj" };
 }
 
 /// RMS norms over queries and keys, before the rotation.
@@ -349,7 +367,7 @@ impl ModelConfig {
             logits_scaling: None,
             attn_logit_softcapping: f.number("attn_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
             final_logit_softcapping: f.number("final_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
-            fused: false,
+            layer_names: LayerNames::PLAIN,
             sinks: false,
             windows: vec![None; num_hidden_layers],
             latent: traits.latent,

@@ -232,7 +232,8 @@ impl Loader<'_> {
     fn latents(&mut self, c: &ModelConfig, l: &LatentConfig, layer: usize) -> Result<LatentWeights, Refused> {
         let weight = |part: &str| name(layer, &format!("{part}.weight"));
         let order = |head_dim: usize, plain: usize| {
-            if l.interleaved { RowOrder::Pairs { head_dim, plain } } else { RowOrder::Plain }
+            let rotated = head_dim - plain;
+            if l.interleaved { RowOrder::Pairs { head_dim, plain, rotated } } else { RowOrder::Plain }
         };
         let queries_a = match l.q_lora_rank {
             None => None,
@@ -263,7 +264,7 @@ impl Loader<'_> {
         let biases = matrices.iter().filter(|_| c.qkv_bias).map(|name| bias_of(name));
         let names: Vec<String> = matrices.iter().cloned().chain(biases).collect();
         self.load(&names, self.held, |mut parts| {
-            let order = RowOrder::Pairs { head_dim: c.head_dim, plain: 0 };
+            let order = RowOrder::Pairs { head_dim: c.head_dim, plain: 0, rotated: c.rotary_dim };
             for rotated in parts.chunks_mut(matrices.len()).flat_map(|kind| &mut kind[..2]) {
                 rotated.order = order;
             }

@@ -171,6 +171,80 @@ fn granite_has_four_factors() {
 }
 
 #[test]
+fn granite_4_is_served_where_all_layers_are_dense_and_have_attention() {
+    let rope = config("granite4-rope");
+    assert_eq!((rope.intermediate_size, rope.rotations.clone()), (141, vec![Rotation::Model; 3]));
+    assert_eq!((rope.residual_multiplier, rope.logits_scaling, rope.query_scale), (Some(0.55), Some(1.5), 0.2));
+    assert_eq!(config("granite4-nope").rotations, [Rotation::None; 3]);
+    let absent = changed("granite4-rope", &json!({"position_embedding_type": null})).expect("it opens");
+    assert_eq!(absent.rotations, [Rotation::None; 3], "as in transformers");
+    assert_eq!(changed("granite4-rope", &json!({"intermediate_size": null})), Ok(rope));
+    let mixed = json!({"layer_types": ["attention", "mamba", "attention"]});
+    refused("granite4-rope", &mixed, "layer_types: has \"mamba\"; only attention is supported");
+    refused("granite4-rope", &json!({"layer_types": ["attention"]}), "layer_types: has 1 entries for 3 layers");
+    refused("granite4-rope", &json!({"layer_types": null}), "layer_types: is missing");
+    refused("granite4-rope", &json!({"num_local_experts": null}), "num_local_experts: is missing");
+    refused("granite4-rope", &json!({"num_local_experts": 8}), "has no mixture of experts here");
+    refused("granite4-rope", &json!({"shared_intermediate_size": null}), "shared_intermediate_size: is missing");
+    refused("granite4-rope", &json!({"position_embedding_type": "alibi"}), "only \"rope\" and \"nope\" are");
+    let wide = json!({"shared_intermediate_size": 140});
+    refused("granite4-rope", &wide, "shared_mlp.input_linear.weight: shape [282, 96], config.json needs [280, 96]");
+}
+
+#[test]
+fn glm_4_rotates_pairs_in_a_part_of_each_head() {
+    let plain = config("glm-plain");
+    assert!(plain.paired && plain.qkv_bias && !plain.output_bias && !plain.mlp_bias);
+    assert_eq!((plain.head_dim, plain.rotary_dim, plain.norms), (24, 12, NormPlaces::Before));
+    // The half is what configs leave out, as are the ends of the published models.
+    assert_eq!(changed("glm-plain", &json!({"partial_rotary_factor": null})), Ok(plain));
+    let ends = changed("glm-plain", &json!({"eos_token_id": null})).expect("it opens").eos_token_id;
+    assert_eq!(ends, [151_329, 151_336, 151_338]);
+    let quarter = config("glm-quarter");
+    assert_eq!((quarter.head_dim, quarter.rotary_dim, quarter.qkv_bias), (40, 10, false));
+    assert_eq!((quarter.rms_norm_eps, quarter.rope.rope_theta), (1.5625e-7, 20_000.0));
+    let behind = config("glm4-plain");
+    assert_eq!((behind.norms, config("glm4-unbiased").qkv_bias), (NormPlaces::BothGlm, false));
+    refused("glm-plain", &json!({"partial_rotary_factor": 0.3}), "partial_rotary_factor: is 0.3: 7 of 24 values");
+    refused("glm-plain", &json!({"attention_bias": false, "num_experts": 2}), "has no mixture of experts here");
+    refused("glm-plain", &json!({"intermediate_size": 140}), "mlp.gate_up_proj.weight: shape [282, 96]");
+    refused("glm-plain", &json!({"head_dim": null}), "self_attn.q_proj.weight: shape [144, 96]");
+    refused("glm-plain", &json!({"architectures": ["Glm4ForCausalLM"]}), "post_self_attn_layernorm.weight: is missing");
+}
+
+#[test]
+fn adapters_have_the_names_of_the_checkpoints_matrices() {
+    let of = |case: &str, module: &str, [outputs, inputs]: [usize; 2]| {
+        let named = |side: &str, shape: [usize; 2]| {
+            tensor(1, "f32", &format!("base_model.model.model.layers.1.{module}.lora_{side}.weight"), &shape)
+        };
+        let settings = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 2});
+        let files = adapter_files(&settings, &[named("A", [2, inputs]), named("B", [outputs, 2])]);
+        Adapter::from_buffers(files, &config(case)).map(drop).map_err(|error| error.to_string())
+    };
+    for (case, module, shape) in [
+        ("granite4-rope", "shared_mlp.input_linear", [282, 96]),
+        ("granite4-rope", "shared_mlp.output_linear", [96, 141]),
+        ("granite4-rope", "self_attn.q_proj", [96, 96]),
+        ("glm-plain", "mlp.gate_up_proj", [282, 96]),
+        ("glm-plain", "mlp.down_proj", [96, 141]),
+        ("glm-plain", "self_attn.v_proj", [48, 96]),
+        ("phi3-plain", "self_attn.qkv_proj", [240, 144]),
+    ] {
+        assert_eq!(of(case, module, shape), Ok(()), "{case}, {module}");
+    }
+    for (case, module, shape, reason) in [
+        ("granite4-rope", "mlp.gate_proj", [141, 96], "is not"),
+        ("granite4-rope", "mlp.down_proj", [96, 141], "is not"),
+        ("glm-plain", "mlp.up_proj", [141, 96], "is not"),
+        ("glm-plain", "self_attn.q_proj", [144, 96], "adapters of queries and keys are not supported"),
+    ] {
+        let error = of(case, module, shape).expect_err(module);
+        assert!(error.contains(module) && error.contains(reason), "{case}: {error}");
+    }
+}
+
+#[test]
 fn logits_are_divided_behind_the_head_and_states_are_not() {
     let golden = Golden::named("granite-plain");
     let tokens = &golden.tokens[..7];

@@ -62,7 +62,7 @@ fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distan
 #[test]
 fn f32_agrees_with_transformers() {
     let goldens = Golden::all();
-    assert_eq!(goldens.len(), 70);
+    assert_eq!(goldens.len(), 76);
     for golden in goldens {
         let Distance { mean, max, wrong, alike } = distance(&golden, &reference);
         assert!(alike == 1.0, "{}: other experts in f32", golden.case);
@@ -113,6 +113,9 @@ fn a_device_refuses_at_load_what_it_does_not_compute() {
         ("granite-plain", Feature::ResidualScale, "a scale of what layers add"),
         ("granite-plain", Feature::LogitsScale, "a scale of logits"),
         ("phi3-partial-tied", Feature::PartialRotation, "rotation of a part of each head"),
+        ("glm-plain", Feature::PartialRotation, "rotation of a part of each head"),
+        ("glm4-plain", Feature::PostNorms, "norms behind attention and MLP"),
+        ("granite4-nope", Feature::NoRotation, "layers without rotation"),
         ("smollm3-plain", Feature::NoRotation, "layers without rotation"),
         ("gptoss-plain", Feature::ClampedSwiglu, "a clamped SwiGLU in the MLP"),
         ("gptoss-plain", Feature::Sinks, "attention sinks"),

@@ -11,7 +11,7 @@ use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::cpu::CpuDevice;
 use penstock_kernels::{KvFormat, PAGE_TOKENS};
 
-const CASES: [&str; 28] = [
+const CASES: [&str; 31] = [
     "llama-long",
     "mistral-long-window",
     "qwen3-mixed-windows",
@@ -34,6 +34,9 @@ const CASES: [&str; 28] = [
     "exaone4-windows",
     "ernie-bias",
     "granite-plain",
+    "granite4-nope",
+    "glm-quarter",
+    "glm4-plain",
     "qwen3moe-gptq4",
     "mistral-awq4",
     "deepseek3-fp8-blocks",

@@ -7,7 +7,7 @@ use crate::common;
 use common::weights::{Golden, Tensor, write_safetensors};
 use common::{cpu, cpu_paths, load, logits_of, reference};
 use penstock_engine::Forward;
-use penstock_engine::checkpoint::{Checkpoint, Place, Quantization, Scales};
+use penstock_engine::checkpoint::{Checkpoint, LayerNames, Place, Quantization, Scales};
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::cpu::{CpuDevice, Path as CpuPath};
 use penstock_kernels::{DType, Held, KvFormat, Limits};
@@ -62,7 +62,7 @@ fn forms_are_named_and_counted_as_they_are_held() {
         let read: usize = golden.stored().iter().filter(is_read).map(|tensor| tensor.bytes.len()).sum();
         // Parts of fused matrices have whole bytes of what is theirs.
         let lost = read as u64 - checkpoint.weights_bytes();
-        assert!(lost == 0 || (lost < 32 && checkpoint.config().fused), "{case}: {lost}");
+        assert!(lost == 0 || (lost < 32 && checkpoint.config().layer_names != LayerNames::PLAIN), "{case}: {lost}");
         let is_rounded = checkpoint.rounded_bytes(DType::Bf16) > 0;
         assert_eq!(is_rounded, case != "llama-w8a8", "{case}: integers stay as they are");
         let model = load(&checkpoint, &*cpu(CpuPath::Portable, 1), 4, 8);

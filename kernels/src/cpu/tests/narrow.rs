@@ -125,7 +125,7 @@ fn forms(columns: usize) -> Vec<(CodeKind, usize)> {
 fn packed(all: &[&Matrix]) -> [Packed; 2] {
     let (mut arena, mut pool) = (Arena::default(), Pool::new(2, None).unwrap());
     let plain: Vec<Plain<'_>> = all.iter().map(|matrix| Plain(matrix)).collect();
-    let order = RowOrder::Pairs { head_dim: 2, plain: 0 };
+    let order = RowOrder::Pairs { head_dim: 2, plain: 0, rotated: 2 };
     let mut stack = |readers: Vec<&dyn RowReader>| {
         let hosts = all.iter().zip(readers).map(|(matrix, reader)| HostTensor {
             // Rows in pairs come one by one, others all together.

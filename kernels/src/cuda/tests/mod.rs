@@ -483,7 +483,7 @@ fn held(device: &CudaDevice, matrix: &Matrix) -> Vec<u16> {
 fn weights_of_every_type_and_order_are_held_as_padded_bf16() {
     let stand_in = StandIn::new();
     let mut device = stand_in.device();
-    let paired = RowOrder::Pairs { head_dim: 4, plain: 0 };
+    let paired = RowOrder::Pairs { head_dim: 4, plain: 0, rotated: 4 };
     for (dtype, columns, order) in [
         (DType::Bf16, 64_usize, RowOrder::Plain),
         (DType::Bf16, 33, paired),
