@@ -77,6 +77,12 @@ def qwen3_moe(**kw):
     return base("Qwen3MoeForCausalLM", "qwen3_moe", **{**own, **more, "head_dim": 32, **kw})
 
 
+def qwen2_moe(**kw):
+    own = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=47, shared_expert_intermediate_size=70)
+    more = dict(use_sliding_window=False, mlp_only_layers=[], decoder_sparse_step=1, norm_topk_prob=False)
+    return base("Qwen2MoeForCausalLM", "qwen2_moe", **{**own, **more, **kw})
+
+
 def mixtral(**kw):
     own = dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None)
     return base("MixtralForCausalLM", "mixtral", **{**own, **kw})
@@ -745,6 +751,25 @@ CASES = {
         "f16",
         1,
         120,
+        {},
+    ),
+    "qwen2moe-plain": (qwen2_moe(), "bf16", 1, 120, {}),
+    "qwen2moe-mixed": (
+        qwen2_moe(
+            num_hidden_layers=4,
+            num_experts=5,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+            qkv_bias=False,
+            decoder_sparse_step=2,
+            mlp_only_layers=[3],
+            use_sliding_window=True,
+            sliding_window=24,
+            max_window_layers=3,
+        ),
+        "f32",
+        2,
+        130,
         {},
     ),
     "smollm3-plain": (smollm3(num_hidden_layers=5), "bf16", 1, 130, {}),

@@ -65,6 +65,7 @@ fn read(f: &Fields<'_>, interleaved: bool) -> Result<ModelConfig, CheckpointErro
         moe_intermediate_size: width,
         norm_topk_prob: false,
         shared_size: width * f.integer("n_shared_experts", 0, SHARED_MAX)?.unwrap_or(0),
+        shared_gated: false,
         routing: RoutingConfig::SOFTMAX,
         bias: false,
         layers: (0..layers).map(|layer| layer >= first && layer.is_multiple_of(step)).collect(),

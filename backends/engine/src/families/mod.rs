@@ -28,6 +28,7 @@ mod olmo3;
 mod olmoe;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod roberta;
@@ -101,6 +102,7 @@ const ARCHITECTURES: &[Architecture] = &[
     phi3::ARCHITECTURE,
     qwen2::ARCHITECTURE,
     qwen2::MODEL,
+    qwen2_moe::ARCHITECTURE,
     qwen3::ARCHITECTURE,
     qwen3::MODEL,
     qwen3_moe::ARCHITECTURE,
@@ -149,22 +151,19 @@ pub(crate) struct NormNames {
 
 /// Names of a layer's norms.
 pub(crate) fn norm_names(places: NormPlaces) -> NormNames {
-    let (attention, mlp, last) = match places {
-        NormPlaces::Before => ("", "post_attention_layernorm.weight", ""),
-        NormPlaces::After => ("post_attention_layernorm.weight", "", "post_feedforward_layernorm.weight"),
-        NormPlaces::Both => {
-            ("post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
-        }
-        NormPlaces::BothGlm => {
-            ("post_self_attn_layernorm.weight", "post_attention_layernorm.weight", "post_mlp_layernorm.weight")
-        }
-    };
-    let (before, after) = (places.before(), places.after());
-    NormNames {
-        input: before.then_some("input_layernorm.weight"),
-        behind_attention: after.then_some(attention),
-        before_mlp: before.then_some(mlp),
-        behind_mlp: after.then_some(last),
+    let (input, attention) = (Some("input_layernorm.weight"), Some("post_attention_layernorm.weight"));
+    let (before_mlp, behind_mlp) =
+        (Some("pre_feedforward_layernorm.weight"), Some("post_feedforward_layernorm.weight"));
+    match places {
+        NormPlaces::Before => NormNames { input, behind_attention: None, before_mlp: attention, behind_mlp: None },
+        NormPlaces::After => NormNames { input: None, behind_attention: attention, before_mlp: None, behind_mlp },
+        NormPlaces::Both => NormNames { input, behind_attention: attention, before_mlp, behind_mlp },
+        NormPlaces::BothGlm => NormNames {
+            input,
+            behind_attention: Some("post_self_attn_layernorm.weight"),
+            before_mlp: attention,
+            behind_mlp: Some("post_mlp_layernorm.weight"),
+        },
     }
 }
 
@@ -219,7 +218,7 @@ pub(crate) mod latent {
     pub(crate) const HEADS: &str = "self_attn.kv_b_proj";
 }
 
-/// Returns true if `name` is that of a matrix that is never rounded at load: a router's, that of the heads of latents, one behind the pooling, or one outside of
+/// Returns true if `name` is that of a matrix that is never rounded at load: a router's or the gate's of a shared expert, that of the heads of latents, one behind the pooling, or one outside of
 /// an encoder's layers.
 pub(crate) fn is_kept(c: &ModelConfig, name: &str) -> bool {
     if c.dense_layers().any(|dense| dense.matrix() == name) {
@@ -228,7 +227,9 @@ pub(crate) fn is_kept(c: &ModelConfig, name: &str) -> bool {
     if let Some(encoder) = &c.encoder {
         return !encoder.names.is_in_layer(name);
     }
-    let is_router = c.experts.as_ref().is_some_and(|experts| name.ends_with(&experts.names.router()));
+    let is_router = c.experts.as_ref().is_some_and(|experts| {
+        name.ends_with(&experts.names.router()) || (experts.shared_gated && name.ends_with(SHARED_GATE))
+    });
     is_router || is_of_heads(c, name)
 }
 
@@ -321,10 +322,14 @@ fn mlp_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
         if experts.routing.correction {
             need(CORRECTION, &[experts.num_experts]);
         }
+        let names = if experts.shared_gated { SHARED_GATED } else { SHARED };
         if shared > 0 {
-            need(&SHARED.weight("gate"), &[shared, hidden]);
-            need(&SHARED.weight("up"), &[shared, hidden]);
-            need(&SHARED.weight("down"), &[hidden, shared]);
+            need(&names.weight("gate"), &[shared, hidden]);
+            need(&names.weight("up"), &[shared, hidden]);
+            need(&names.weight("down"), &[hidden, shared]);
+        }
+        if experts.shared_gated {
+            need(SHARED_GATE, &[1, hidden]);
         }
         return;
     }
@@ -348,6 +353,10 @@ pub(crate) struct MlpNames(&'static str);
 pub(crate) const MLP: MlpNames = MlpNames("mlp");
 /// The MLP that every token goes through, beside the experts that it chooses.
 pub(crate) const SHARED: MlpNames = MlpNames("mlp.shared_experts");
+/// The MLP that every token goes through, where a gate is on its output.
+pub(crate) const SHARED_GATED: MlpNames = MlpNames("mlp.shared_expert");
+/// Matrix of that gate, of one row.
+pub(crate) const SHARED_GATE: &str = "mlp.shared_expert_gate.weight";
 
 impl MlpNames {
     /// Name of the matrix `gate`, `up` or `down`.

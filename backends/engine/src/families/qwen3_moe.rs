@@ -30,6 +30,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
         num_experts_per_tok: counts.chosen,
         moe_intermediate_size: f.required("moe_intermediate_size", 1, WIDTH_MAX)?,
         shared_size: 0,
+        shared_gated: false,
         routing: RoutingConfig::SOFTMAX,
         norm_topk_prob: f.flag("norm_topk_prob", false)?,
         bias: false,
@@ -40,7 +41,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
 }
 
 /// Layers that have experts.
-fn sparse_layers(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>, CheckpointError> {
+pub(super) fn sparse_layers(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>, CheckpointError> {
     let step = f.integer("decoder_sparse_step", 1, usize::MAX)?.unwrap_or(1);
     let mut sparse: Vec<bool> = (0..layers).map(|layer| (layer + 1).is_multiple_of(step)).collect();
     for value in f.list("mlp_only_layers")? {

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 use super::error::{CheckpointError, Shown};
 use super::fields::Fields;
 use super::{
-    HEADS_MAX, HIDDEN_MAX, LAYERS_MAX, ModelConfig, NormPlaces, POSITIONS_MAX, QkNorm, RopeParameters, RopeScaling,
-    Rotation, THETA, THETA_MAX, VOCAB_MAX, layer_types,
+    HEADS_MAX, HIDDEN_MAX, LAYERS_MAX, LayerNames, ModelConfig, NormPlaces, POSITIONS_MAX, QkNorm, RopeParameters,
+    RopeScaling, Rotation, THETA, THETA_MAX, VOCAB_MAX, layer_types,
 };
 
 /// Base of the rotations of ModernBERT's layers without a window, where the config has none.

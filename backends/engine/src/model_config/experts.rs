@@ -45,6 +45,8 @@ pub struct ExpertsConfig {
     pub norm_topk_prob: bool,
     /// Width of the MLP that every token goes through beside its experts; 0 has none.
     pub shared_size: usize,
+    /// True if the output of that MLP is times the sigmoid of a product with its input (Qwen2-MoE).
+    pub shared_gated: bool,
     /// Choice of the experts.
     pub routing: RoutingConfig,
     /// Layers that have experts, `[num_hidden_layers]`; the others have an MLP of `intermediate_size`.
@@ -64,6 +66,7 @@ impl ExpertsConfig {
             moe_intermediate_size: config.intermediate_size,
             norm_topk_prob: true,
             shared_size: 0,
+            shared_gated: false,
             routing: RoutingConfig::SOFTMAX,
             layers: vec![true; config.num_hidden_layers],
             bias: false,

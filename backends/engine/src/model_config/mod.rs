@@ -440,7 +440,9 @@ impl ModelConfig {
             (Feature::Latents, self.latent.is_some()),
             (
                 Feature::GroupedRouting,
-                self.experts.as_ref().is_some_and(|experts| experts.routing != RoutingConfig::SOFTMAX),
+                self.experts
+                    .as_ref()
+                    .is_some_and(|experts| experts.routing != RoutingConfig::SOFTMAX || experts.shared_gated),
             ),
         ];
         needed.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature)

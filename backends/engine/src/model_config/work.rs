@@ -77,7 +77,8 @@ impl ModelConfig {
         let mlp = 3.0 * self.intermediate_size as f64 * hidden;
         let Some(experts) = &self.experts else { return attention + self.num_hidden_layers as f64 * mlp };
         let chosen = 3.0 * (experts.num_experts_per_tok * experts.moe_intermediate_size) as f64 * hidden;
-        let beside = (experts.num_experts + 3 * experts.shared_size) as f64 * hidden;
+        let beside = experts.num_experts + 3 * experts.shared_size + usize::from(experts.shared_gated);
+        let beside = beside as f64 * hidden;
         let sparse = experts.layers.iter().filter(|has| **has).count() as f64;
         let dense = self.num_hidden_layers as f64 - sparse;
         attention + dense * mlp + sparse * (chosen * experts_factor + beside)
@@ -165,6 +166,7 @@ mod tests {
             moe_intermediate_size: 384,
             norm_topk_prob: true,
             shared_size: 0,
+            shared_gated: false,
             routing: RoutingConfig::SOFTMAX,
             bias: false,
             layers: vec![true; 28],

@@ -12,15 +12,15 @@ use std::ops::Range;
 use penstock_kernels::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, Feature, HeadNorms, Held,
     HostTensor, KernelError, KvFormat, KvSpec, LogitsSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows,
-    SampledRows, StepBatch, Weight, WeightSpec,
+    SampledRows, Scoring, StepBatch, Weight, WeightSpec,
 };
 
 use super::chain::Chain;
 use crate::adapter::{Adapter, Matrix};
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::families::{
-    CORRECTION, EMBEDDING, HEAD, MLP, MlpNames, NORM, NormNames, SHARED, SINKS, bias_of, latent, layer_tensor as name,
-    norm_names,
+    CORRECTION, EMBEDDING, HEAD, MLP, MlpNames, NORM, NormNames, SHARED, SHARED_GATE, SHARED_GATED, SINKS, bias_of,
+    latent, layer_tensor as name, norm_names,
 };
 use crate::forward::{AfterLayer, Pages};
 use crate::model_config::{EmbeddingScale, ExpertsConfig, LatentConfig, ModelConfig, QkNorm, Rotation};
@@ -86,8 +86,23 @@ struct LatentWeights {
 #[derive(Debug)]
 enum Mlp {
     Dense(Dense),
-    Sparse { router: Weight, experts: Weight, routing: RoutingSpec, shared: Option<Dense> },
+    Sparse { router: Weight, experts: Weight, routing: RoutingSpec, shared: Option<Shared> },
 }
+
+/// MLP that every token goes through beside its experts.
+#[derive(Clone, Copy, Debug)]
+enum Shared {
+    Plain(Dense),
+    /// A mixture of one expert, which every token chooses by the sigmoid of the gate.
+    Gated {
+        gate: Weight,
+        expert: Weight,
+    },
+}
+
+/// Choice of the one expert of [`Shared::Gated`].
+const GATE: RoutingSpec =
+    RoutingSpec { chosen: 1, normalized: false, scores: Scoring::Sigmoid, correction: None, groups: None, scale: 1.0 };
 
 /// A gated MLP.
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +131,8 @@ struct Buffers {
     shared: Buffer,
     /// Weights of the experts, `[batch, experts]`.
     routes: Buffer,
+    /// Weight of the gated MLP beside experts, `[batch, 1]`.
+    gate: Buffer,
     /// Residual of the sampled rows, `[sampled, hidden]`.
     last: Buffer,
     /// Normalized residual of the sampled rows, `[sampled, hidden]`.
@@ -324,6 +341,16 @@ impl Loader<'_> {
         Ok(Layer { input_norm, queries, attention, output, attention_norm, mlp_input_norm, mlp, mlp_norm })
     }
 
+    fn gated_expert(&mut self, layer: usize) -> Result<Shared, Refused> {
+        let gate = self.linear(&[name(layer, SHARED_GATE)], Held::Stored, false)?;
+        let (names, held) = (["gate", "up", "down"].map(|part| name(layer, &SHARED_GATED.weight(part))), self.held);
+        let expert = self.load_with(&names, |device, tensors| {
+            let parts = <[HostTensor<'_>; 3]>::try_from(tensors).expect("one tensor of each name");
+            device.load_experts(&[parts.into()], held)
+        })?;
+        Ok(Shared::Gated { gate, expert })
+    }
+
     fn sparse(&mut self, layer: usize, c: &ExpertsConfig) -> Result<Mlp, Refused> {
         // Rounding the router would change the choice of experts, and saves nothing.
         let router = self.linear(&[name(layer, &c.names.router())], Held::Stored, c.bias)?;
@@ -350,7 +377,11 @@ impl Loader<'_> {
             groups: c.routing.groups,
             scale: c.routing.scale,
         };
-        let shared = (c.shared_size > 0).then(|| self.dense(layer, SHARED, false)).transpose()?;
+        let shared = match (c.shared_size, c.shared_gated) {
+            (0, _) => None,
+            (_, false) => Some(Shared::Plain(self.dense(layer, SHARED, false)?)),
+            (_, true) => Some(self.gated_expert(layer)?),
+        };
         Ok(Mlp::Sparse { router, experts, routing, shared })
     }
 }
@@ -558,8 +589,13 @@ impl Decoder {
                 Mlp::Sparse { router, experts, routing, shared } => {
                     device.route(routes, input, *router, routing);
                     device.experts(residual, input, routes, *experts, self.activation);
-                    if let Some(mlp) = shared {
-                        self.dense(device, input, self.buffers.shared, mlp, None);
+                    match shared {
+                        None => {}
+                        Some(Shared::Plain(mlp)) => self.dense(device, input, self.buffers.shared, mlp, None),
+                        Some(Shared::Gated { gate, expert }) => {
+                            device.route(self.buffers.gate, input, *gate, &GATE);
+                            device.experts(residual, input, self.buffers.gate, *expert, self.activation);
+                        }
                     }
                 }
             }
@@ -657,6 +693,7 @@ impl Buffers {
             activated: buffer(Rows::Batch, c.dense_width())?,
             shared: buffer(Rows::Batch, c.experts.as_ref().map_or(0, |experts| experts.shared_size))?,
             routes: buffer(Rows::Batch, c.experts.as_ref().map_or(0, |experts| experts.num_experts))?,
+            gate: buffer(Rows::Batch, 1)?,
             last: buffer(Rows::Sampled, c.hidden_size)?,
             last_normed: buffer(Rows::Sampled, c.hidden_size)?,
         })

@@ -170,7 +170,10 @@ impl Model {
         // With experts a row has weights, and for each expert that it chooses a copy of its input and of its activations.
         let (experts, copied) = config.experts.as_ref().map_or((0, 0), |experts| {
             let (chosen, width) = (experts.num_experts_per_tok, experts.moe_intermediate_size);
-            (experts.num_experts + experts.shared_size + chosen * width, chosen * config.hidden_size.max(width))
+            // A gated MLP beside them is a mixture of one expert.
+            let beside = if experts.shared_gated { config.hidden_size.max(experts.shared_size) } else { 0 };
+            let copied = (chosen * config.hidden_size.max(width)).max(beside);
+            (experts.num_experts + experts.shared_size + chosen * width, copied)
         });
         // Norms behind blocks need what the blocks give, those over all heads the whole projection.
         let outputs = if config.norms.after() { config.hidden_size } else { 0 };

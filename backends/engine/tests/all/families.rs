@@ -234,9 +234,9 @@ fn adapters_have_the_names_of_the_checkpoints_matrices() {
         assert_eq!(of(case, module, shape), Ok(()), "{case}, {module}");
     }
     for (case, module, shape, reason) in [
-        ("granite4-rope", "mlp.gate_proj", [141, 96], "is not"),
-        ("granite4-rope", "mlp.down_proj", [96, 141], "is not"),
-        ("glm-plain", "mlp.up_proj", [141, 96], "is not"),
+        ("granite4-rope", "mlp.gate_proj", [141, 96], "does not have"),
+        ("granite4-rope", "mlp.down_proj", [96, 141], "does not have"),
+        ("glm-plain", "mlp.up_proj", [141, 96], "does not have"),
         ("glm-plain", "self_attn.q_proj", [144, 96], "adapters of queries and keys are not supported"),
     ] {
         let error = of(case, module, shape).expect_err(module);
@@ -273,6 +273,41 @@ fn experts_of_olmoe() {
     refused("olmoe-plain", &json!({"sliding_window": 24}), "sliding_window: is set");
     refused("olmoe-plain", &json!({"num_experts": 9}), "mlp.gate.weight: shape [8, 96], config.json needs [9, 96]");
     refused("olmoe-plain", &json!({"head_dim": 20}), "self_attn.q_proj.weight: shape [96, 96]");
+}
+
+#[test]
+fn the_shared_expert_of_qwen_2_has_a_gate() {
+    let plain = config("qwen2moe-plain");
+    assert!(plain.qkv_bias && !plain.output_bias && plain.windows == [None; 3]);
+    let experts = plain.experts.expect("experts");
+    assert_eq!((experts.num_experts, experts.moe_intermediate_size, experts.shared_size), (8, 47, 70));
+    assert!(experts.shared_gated && !experts.norm_topk_prob && experts.layers == [true; 3]);
+    let mixed = config("qwen2moe-mixed");
+    let experts = mixed.experts.expect("experts");
+    assert!(!mixed.qkv_bias && experts.norm_topk_prob);
+    assert_eq!(
+        (experts.layers, mixed.windows),
+        (vec![false, true, false, false], vec![Some(24), None, Some(24), None])
+    );
+    let fewer = changed("qwen2moe-mixed", &json!({"max_window_layers": 1})).expect("it opens");
+    assert_eq!(fewer.windows, [Some(24), None, None, None]);
+    let listed = ["sliding_attention", "full_attention", "full_attention"];
+    refused("qwen2moe-plain", &json!({"layer_types": listed}), "has sliding_attention, but use_sliding_window");
+    let slides = json!({"layer_types": listed, "use_sliding_window": true, "sliding_window": 9});
+    assert_eq!(changed("qwen2moe-plain", &slides).expect("it opens").windows, [Some(9), None, None]);
+    refused("qwen2moe-plain", &json!({"shared_expert_intermediate_size": null}), "_intermediate_size: is missing");
+    let narrow = json!({"shared_expert_intermediate_size": 69});
+    refused("qwen2moe-plain", &narrow, "mlp.shared_expert.gate_proj.weight: shape [70, 96]");
+    refused("qwen2moe-plain", &json!({"qkv_bias": 1}), "qkv_bias: is 1, needs true or false");
+
+    let mut golden = Golden::named("qwen2moe-plain");
+    let gate = |(name, _): &&mut (String, Vec<usize>)| name.contains("layers.2.mlp.shared_expert_gate");
+    golden.tensors.iter_mut().find(gate).expect("a gate").1 = vec![2, 96];
+    let error = Checkpoint::from_buffers(golden.files()).expect_err("two rows").to_string();
+    assert!(
+        error.contains("layers.2.mlp.shared_expert_gate.weight: shape [2, 96], config.json needs [1, 96]"),
+        "{error}"
+    );
 }
 
 #[test]

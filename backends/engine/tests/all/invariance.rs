@@ -11,11 +11,12 @@ use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::cpu::CpuDevice;
 use penstock_kernels::{KvFormat, PAGE_TOKENS};
 
-const CASES: [&str; 31] = [
+const CASES: [&str; 32] = [
     "llama-long",
     "mistral-long-window",
     "qwen3-mixed-windows",
     "qwen2-upper-windows",
+    "qwen2moe-plain",
     "qwen3moe-shares",
     "qwen3moe-some-dense",
     "mixtral-long",

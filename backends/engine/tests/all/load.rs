@@ -195,6 +195,27 @@ fn the_memory_plan_counts_every_expert() {
 }
 
 #[test]
+fn the_memory_plan_counts_a_shared_expert_and_leaves_its_gate_unrounded() {
+    let checkpoint = Golden::named("qwen2moe-plain").checkpoint();
+    let c = checkpoint.config();
+    // 47 rows become 64, and 70 become 96.
+    let mlp = |width: u64, bytes: u64, scales: u64| 2 * width * (96 * bytes + scales) + 96 * (width * bytes + scales);
+    let layer = |bytes, scales| 8 * mlp(64, bytes, scales) + mlp(96, bytes, scales);
+    let attention = |bytes, scales| (2 * 96 + 2 * 32) * (96 * bytes + scales);
+    let rounded = |bytes, scales| 3 * (layer(bytes, scales) + attention(bytes, scales)) + 224 * (96 * bytes + scales);
+    let [stored, int8] = [Held::Stored, Held::Int8].map(|held| checkpoint.held_bytes(held));
+    assert_eq!(stored - int8, rounded(2, 0) - rounded(1, 4), "all but the embedding, routers and gates");
+    // Rows of the shared expert are copied, as those of experts are.
+    let mut wide = c.clone();
+    let experts = wide.experts.as_mut().expect("experts");
+    experts.shared_size = 4096;
+    let plan = |config: &ModelConfig| Model::activation_bytes(config, 64, 8);
+    let gated = plan(&wide);
+    wide.experts.as_mut().expect("experts").shared_gated = false;
+    assert!(gated > plan(&wide) && plan(&wide) > plan(c));
+}
+
+#[test]
 fn latents_are_held_twice_and_leave_the_device_once() {
     let checkpoint = Golden::named("deepseek3-plain").checkpoint();
     let c = checkpoint.config();
