@@ -28,7 +28,7 @@ def tokenizer() -> dict:
     return whole
 
 
-def folder(path: Path) -> Path:
+def folder(path: Path, pooling: str = "lasttoken") -> Path:
     """An embedding model: names of tensors without `model.`, and sentence-transformers' files."""
     (path / "1_Pooling").mkdir(parents=True)
     for name in ("tokenizer_config.json", "config.json"):
@@ -40,8 +40,8 @@ def folder(path: Path) -> Path:
         for at, (place, kind) in enumerate(kinds)
     ]
     (path / "modules.json").write_text(json.dumps(modules))
-    pooling = {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
-    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in ("mean_tokens", "lasttoken", "cls_token")}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": WIDTH, **modes}))
     prompts = {"prompts": {"query": QUERY, "document": ""}, "default_prompt_name": None}
     (path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     header, blob = {}, b""
@@ -51,4 +51,11 @@ def folder(path: Path) -> Path:
         blob += data
     head = json.dumps(header).encode()
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + blob)
+    return path
+
+
+def file(path: Path, kind: int = gguf_files.BF16, pooling: int = 3) -> Path:
+    """The same model as a GGUF file, as converters write one: the last token's state, and an end token behind each text."""
+    own = {"qwen3.pooling_type": pooling, "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": END}
+    gguf_files.write(path, list(gguf_files.tensors(kind)), **own)
     return path

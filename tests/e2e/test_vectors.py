@@ -1,9 +1,11 @@
 """Vectors and scores of our own pools: every way to ask for them, what is refused, and a worker that dies in the middle of a batch."""
 
 import math
+import subprocess
 import threading
 
 import embedding_files
+import gguf_files
 import httpx
 import ollama
 import openai
@@ -177,6 +179,42 @@ def test_gemini_names_a_purpose_that_the_checkpoint_has_a_prompt_for(embedder, a
     assert values(TEXTS[0], output_dimensionality=8) == asked(TEXTS[0], dimensions=8)
     with pytest.raises(genai.errors.ClientError, match="no prompt for that purpose"):
         values(TEXTS[0], task_type="CLUSTERING")
+
+
+@pytest.mark.parametrize(("pooling", "number"), [("lasttoken", 3), ("mean", 1), ("cls", 2)])
+def test_a_gguf_file_gives_the_vectors_of_the_folder(pooling, number, tmp_path):
+    """The file says how it pools and what ends a text; nothing else is configured."""
+    models = [
+        embedding_files.folder(tmp_path / "embedder", pooling),
+        embedding_files.file(tmp_path / "embedder.gguf", pooling=number),
+    ]
+    vectors = []
+    for at, model in enumerate(models):
+        with harness.serving(tmp_path / str(at), "--model", str(model)) as gateway:
+            (listed,) = httpx.get(f"{gateway.url}/v1/models").json()["data"]
+            assert (listed["id"], listed["task"]) == ("embedder", "embed")
+            assert ids_of(gateway, TEXTS[0])[-1] == embedding_files.END
+            answer = gateway.client().embeddings.create(model="embedder", input=TEXTS, encoding_format="float")
+            vectors.append([item.embedding for item in answer.data])
+    assert vectors[0] == vectors[1]
+    assert all(abs(math.hypot(*vector) - 1) < 1e-5 for vector in vectors[1])
+
+
+def test_gguf_files_that_do_not_say_enough_are_refused(tmp_path):
+    def said(name, task="auto", **keys):
+        path = tmp_path / name
+        gguf_files.write(path, list(gguf_files.tensors(gguf_files.BF16)), **keys)
+        config = tmp_path / "penstock.toml"
+        config.write_text(f'[[pools]]\nmodel = "{path}"\ntask = "{task}"\n')
+        command = [harness.binary(), "check", "--config", str(config)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "panicked" not in done.stderr, done.stdout
+        return done.stdout + done.stderr
+
+    ends = {"tokenizer.ggml.add_eos_token": True}
+    assert "qwen3.pooling_type: is 4" in said("rank.gguf", **{"qwen3.pooling_type": 4}, **ends)
+    assert "add_eos_token: is missing" in said("old.gguf", **{"qwen3.pooling_type": 3})
+    assert "has no pooling_type" in said("chat.gguf", task="embed", **ends)
 
 
 def survives_a_kill(gateway, model, texts, busy_nanoseconds):

@@ -7,6 +7,7 @@
 //! - `files.rs`: where a model's files are, and models that are split over several
 //! - `write.rs`: the other direction, for tests (feature `write`)
 //! - `text.rs`, `pre.rs`: the vocabulary as a tokenizer.json, with the splitting rules that the file only names
+//! - `pooling.rs`: how an embedding model makes its vectors, as sentence-transformers' files
 //!
 //! Deliberately absent: the weights themselves (a tensor is a name, a shape and a place), and what a model's sizes mean.
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@
 mod error;
 mod files;
 mod header;
+mod pooling;
 mod pre;
 mod text;
 #[cfg(any(test, feature = "write"))]
@@ -25,6 +27,7 @@ use std::path::{Path, PathBuf};
 
 pub use error::GgufError;
 pub use files::{locate, model_name};
+pub use pooling::sentence_files;
 pub use text::{TextFiles, end_tokens, text_files};
 #[cfg(any(test, feature = "write"))]
 pub use write::Writer;

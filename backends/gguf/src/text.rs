@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::shown;
-use crate::{Gguf, GgufError, Value, pre};
+use crate::{Gguf, GgufError, Value, pooling, pre};
 
 /// Files of a checkpoint that concern text.
 #[derive(Clone, Debug)]
@@ -205,15 +205,36 @@ fn bos<'a>(gguf: &Gguf, tokens: &Tokens<'a>, default: bool) -> Result<Option<(u6
     named(gguf, tokens, "bos_token_id")
 }
 
-fn template(first: Option<(u64, &str)>) -> Json {
-    let Some((id, name)) = first else { return Json::Null };
-    let special = json!({ "SpecialToken": { "id": name, "type_id": 0 } });
-    let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": u32::from(id == "B") } });
+/// Last token of the texts of an embedding model, if the file has one put there. Texts that are to go on get none.
+fn last<'a>(gguf: &Gguf, tokens: &Tokens<'a>) -> Result<Option<(u64, &'a str)>, GgufError> {
+    const ID: &str = "eos_token_id";
+    if pooling::pooling(gguf)?.is_none() || gguf.flag(pooling::ADD_END)? != Some(true) {
+        return Ok(None);
+    }
+    let missing =
+        || gguf.refuse(&format!("tokenizer.ggml.{ID}"), "is missing, or names no token that could end a text");
+    named(gguf, tokens, ID)?.map(Some).ok_or_else(missing)
+}
+
+fn template(first: Option<(u64, &str)>, last: Option<(u64, &str)>) -> Json {
+    if first.or(last).is_none() {
+        return Json::Null;
+    }
+    let special = |token: Option<(u64, &str)>, kind: u32| {
+        token.map(|(_, name)| json!({ "SpecialToken": { "id": name, "type_id": kind } }))
+    };
+    let text = |id: &str, kind: u32| {
+        let sequence = json!({ "Sequence": { "id": id, "type_id": kind } });
+        special(first, kind).into_iter().chain([sequence]).chain(special(last, kind)).collect::<Vec<_>>()
+    };
+    let of = |(id, name): (u64, &str)| (name.to_owned(), json!({ "id": name, "ids": [id], "tokens": [name] }));
+    let tokens: Map<String, Json> = first.into_iter().chain(last).map(of).collect();
+    let pair = [text("A", 0), text("B", 1)].concat();
     json!({
         "type": "TemplateProcessing",
-        "single": [special, text("A")],
-        "pair": [special, text("A"), { "SpecialToken": { "id": name, "type_id": 1 } }, text("B")],
-        "special_tokens": { name: { "id": name, "ids": [id], "tokens": [name] } },
+        "single": text("A", 0),
+        "pair": pair,
+        "special_tokens": tokens,
     })
 }
 
@@ -243,8 +264,8 @@ fn byte_level(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError> {
         }
     }
     let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
-    let first = template(bos(gguf, tokens, rules.adds_bos)?);
-    let post = if first.is_null() { bytes } else { json!({ "type": "Sequence", "processors": [bytes, first] }) };
+    let around = template(bos(gguf, tokens, rules.adds_bos)?, last(gguf, tokens)?);
+    let post = if around.is_null() { bytes } else { json!({ "type": "Sequence", "processors": [bytes, around] }) };
     Ok(json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": tokens.added(),
@@ -288,7 +309,7 @@ fn sentence_piece(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError> {
         "added_tokens": tokens.added(),
         "normalizer": { "type": "Sequence", "normalizers": normalizers },
         "pre_tokenizer": null,
-        "post_processor": template(bos(gguf, tokens, true)?),
+        "post_processor": template(bos(gguf, tokens, true)?, last(gguf, tokens)?),
         "decoder": { "type": "Sequence", "decoders": decoders },
         "model": {
             "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,

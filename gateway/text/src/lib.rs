@@ -35,5 +35,7 @@ pub use detokenize::Detokenizer;
 pub use error::TextError;
 pub use model::{DefaultSampling, TextFiles, TextModel};
 pub use reasoning::{GoesOn, ReasoningMarkers};
-pub use task::{AnswerRules, Encoder, HeadRules, HeadScore, Question, RankRules, Task, VectorPooling, VectorRules};
+pub use task::{
+    AnswerRules, Encoder, HeadRules, HeadScore, Question, RankRules, Task, TaskFiles, VectorPooling, VectorRules,
+};
 pub use tools::{AnswerPart, CallDemand, CallRule, CallableTool, ContentForm, ReasoningPart, ToolFormat};

@@ -1,9 +1,10 @@
 //! Task of a model: text that goes on, vectors of texts, or scores of documents.
 //!
 //! An embedding model says in sentence-transformers' files how its vectors are made (`modules.json`,
-//! `1_Pooling/config.json`, `config_sentence_transformers.json`, `sentence_bert_config.json`). An encoder is known by its
-//! architecture. A reranker that answers in words looks like any other decoder, so the operator names it.
+//! `1_Pooling/config.json`, `config_sentence_transformers.json`, `sentence_bert_config.json`); the reader of GGUF files makes them. An encoder
+//! is known by its architecture. A reranker that answers in words looks like any other decoder, so the operator names it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
@@ -59,12 +60,20 @@ pub enum Encoder {
 }
 
 impl Encoder {
-    /// Reads the architecture of the checkpoint folder `dir`; `None` if it is that of a decoder.
+    /// Reads the architecture of the checkpoint folder or GGUF file `dir`; `None` if it is that of a decoder.
     ///
     /// # Errors
     /// [`TextError`] of a config that cannot be read.
     pub fn of(dir: &Path) -> Result<Option<Self>, TextError> {
-        Ok(parse::<Config>(dir, CONFIG)?.and_then(|config| Self::named(config.architecture())))
+        Self::read(&TaskFiles::open(dir)?)
+    }
+
+    /// Reads the architecture as [`Encoder::of`] does, from files that are open.
+    ///
+    /// # Errors
+    /// [`TextError`] of a config that cannot be read.
+    pub fn read(files: &TaskFiles<'_>) -> Result<Option<Self>, TextError> {
+        Ok(files.parse::<Config>(CONFIG)?.and_then(|config| Self::named(config.architecture())))
     }
 
     /// Result of the architecture with this name: that of an encoder's family, and what is built around it.
@@ -214,15 +223,23 @@ struct Lengths {
 }
 
 impl VectorRules {
-    /// Reads the rules of the checkpoint folder `dir`; `None` if it is no embedding model. A bare encoder without sentence-transformers' files is one:
-    /// the mean of all tokens, scaled to length 1. One with a head for masked tokens needs them.
+    /// Reads the rules of the checkpoint folder or GGUF file `dir`; `None` if it is no embedding model. A bare encoder without
+    /// sentence-transformers' files is one: the mean of all tokens, scaled to length 1. One with a head for masked tokens needs them.
     ///
     /// # Errors
     /// [`TextError`] with the file and what in it is not served.
     pub fn read(dir: &Path) -> Result<Option<Self>, TextError> {
-        let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
+        Self::of(&TaskFiles::open(dir)?)
+    }
+
+    /// Reads the rules as [`VectorRules::read`] does, from files that are open.
+    ///
+    /// # Errors
+    /// [`TextError`] with the file and what in it is not served.
+    pub fn of(files: &TaskFiles<'_>) -> Result<Option<Self>, TextError> {
+        let config = files.parse::<Config>(CONFIG)?.unwrap_or_default();
         let encoder = Encoder::named(config.architecture());
-        let Some(modules) = parse::<Vec<Module>>(dir, MODULES)? else {
+        let Some(modules) = files.parse::<Vec<Module>>(MODULES)? else {
             if encoder.is_some() && config.architecture().ends_with(MASKED) {
                 let reason = format!(
                     "{} has a head for masked tokens; without {MODULES} it does not say how vectors are made of it",
@@ -239,11 +256,11 @@ impl VectorRules {
             match module.kind.rsplit('.').next().unwrap_or_default() {
                 "Transformer" if module.path.is_empty() => {}
                 "Pooling" if module.path == "1_Pooling" && !is_pooled => {
-                    rules.read_pooling(dir)?;
+                    rules.read_pooling(files)?;
                     is_pooled = true;
                 }
                 "Dense" if is_pooled && is_folder(&module.path) && rules.dense_layers < DENSE_MAX => {
-                    rules.width = Some(dense_width(dir, &module.path)?);
+                    rules.width = Some(dense_width(files.dir, &module.path)?);
                     // Workers scale what a dense layer takes; here the last one is scaled.
                     (rules.dense_layers, rules.normalize) = (rules.dense_layers + 1, false);
                 }
@@ -258,8 +275,8 @@ impl VectorRules {
                 }
             }
         }
-        rules.read_prompts(dir)?;
-        let lengths = parse::<Lengths>(dir, LENGTHS)?.unwrap_or_default();
+        rules.read_prompts(files)?;
+        let lengths = files.parse::<Lengths>(LENGTHS)?.unwrap_or_default();
         (rules.tokens_max, rules.lowercases) = (lengths.max_seq_length, lengths.do_lower_case.unwrap_or_default());
         if rules.tokens_max == Some(0) {
             return Err(TextError::malformed(LENGTHS, "max_seq_length is 0"));
@@ -267,8 +284,8 @@ impl VectorRules {
         Ok(Some(rules))
     }
 
-    fn read_prompts(&mut self, dir: &Path) -> Result<(), TextError> {
-        let Sentences { prompts, default_prompt_name } = parse(dir, SENTENCES)?.unwrap_or_default();
+    fn read_prompts(&mut self, files: &TaskFiles<'_>) -> Result<(), TextError> {
+        let Sentences { prompts, default_prompt_name } = files.parse(SENTENCES)?.unwrap_or_default();
         if prompts.len() > PROMPTS_MAX || prompts.values().any(|prompt| prompt.len() > PROMPT_BYTES_MAX) {
             let reason = format!("more than {PROMPTS_MAX} prompts, or one of more than {PROMPT_BYTES_MAX} bytes");
             return Err(TextError::malformed(SENTENCES, reason));
@@ -349,9 +366,9 @@ fn dense_width(dir: &Path, module: &str) -> Result<u32, TextError> {
 
 impl VectorRules {
     /// Reads the pooling, and the width of the vectors behind it.
-    fn read_pooling(&mut self, dir: &Path) -> Result<(), TextError> {
-        let pooling = parse::<Pooling>(dir, POOLING)?;
-        let Some(pooling) = pooling.map_or_else(|| parse(dir, POOLING_PULLED), |found| Ok(Some(found)))? else {
+    fn read_pooling(&mut self, files: &TaskFiles<'_>) -> Result<(), TextError> {
+        let pooling = files.parse::<Pooling>(POOLING)?;
+        let Some(pooling) = pooling.map_or_else(|| files.parse(POOLING_PULLED), |found| Ok(Some(found)))? else {
             return Err(TextError::malformed(POOLING, format!("is missing, though {MODULES} names it")));
         };
         let modes = pooling.modes();
@@ -376,9 +393,38 @@ impl VectorRules {
     }
 }
 
-fn parse<T: DeserializeOwned>(dir: &Path, file: &'static str) -> Result<Option<T>, TextError> {
-    let Some(bytes) = read(dir, file, CONFIG_BYTES_MAX)? else { return Ok(None) };
-    serde_json::from_slice(&bytes).map(Some).map_err(|error| TextError::malformed(file, error))
+/// Files of a checkpoint that say what it makes: those of a folder, or what a GGUF file says in their place. A GGUF file is read once, when it is opened.
+#[derive(Debug)]
+pub struct TaskFiles<'a> {
+    dir: &'a Path,
+    /// Names and contents that stand for a GGUF file; `None` of a folder.
+    made: Option<Vec<(&'static str, Vec<u8>)>>,
+}
+
+impl<'a> TaskFiles<'a> {
+    /// Opens the checkpoint folder or GGUF file `dir`.
+    ///
+    /// # Errors
+    /// [`TextError`] of a GGUF file that cannot be read, or that says something which is not served.
+    pub fn open(dir: &'a Path) -> Result<Self, TextError> {
+        let located = penstock_gguf::locate(dir).map_err(TextError::gguf)?;
+        let made = |file: &Path| penstock_gguf::Gguf::open(file).and_then(|gguf| penstock_gguf::sentence_files(&gguf));
+        Ok(Self { dir, made: located.as_deref().map(made).transpose().map_err(TextError::gguf)? })
+    }
+
+    /// Returns true for a GGUF file.
+    pub fn is_gguf(&self) -> bool {
+        self.made.is_some()
+    }
+
+    fn parse<T: DeserializeOwned>(&self, file: &'static str) -> Result<Option<T>, TextError> {
+        let bytes = match &self.made {
+            None => read(self.dir, file, CONFIG_BYTES_MAX)?.map(Cow::Owned),
+            Some(made) => made.iter().find(|(name, _)| *name == file).map(|(_, bytes)| Cow::Borrowed(bytes.as_slice())),
+        };
+        let Some(bytes) = bytes else { return Ok(None) };
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| TextError::malformed(file, error))
+    }
 }
 
 /// Instruction to a reranker whose operator names none, and text around query and document: those of Qwen3-Reranker.
@@ -459,7 +505,7 @@ impl RankRules {
     /// # Errors
     /// [`TextError`] of a config that cannot be read, or that names a function which is not served.
     pub fn head(dir: &Path) -> Result<Self, TextError> {
-        let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
+        let config = TaskFiles { dir, made: None }.parse::<Config>(CONFIG)?.unwrap_or_default();
         // ModernBERT's tokenizer gives the second text a type, and its model has none; nor has MPNet.
         let has_types = !["ModernBert", "MPNet"].iter().any(|family| config.architecture().starts_with(family));
         let named = config

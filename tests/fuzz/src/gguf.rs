@@ -14,6 +14,7 @@ pub(crate) fn run(data: &[u8]) {
     for tensor in gguf.tensors.values() {
         assert!(tensor.start <= data.len() as u64 && tensor.shape.len() <= 4);
     }
+    let _ = penstock_gguf::sentence_files(&gguf);
     if let Ok(files) = penstock_gguf::text_files(&gguf) {
         let ends = penstock_gguf::end_tokens(&gguf).expect("a vocabulary that could be read");
         assert!(ends.is_sorted());

@@ -4,14 +4,17 @@
 //! The differences are values: types of blocks, for `llama` the order of the query and key rows, which the format stores in pairs, and experts, which
 //! it stores as one tensor of three dimensions per layer.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use penstock_gguf::{Gguf, GgufError, Tensor};
 use penstock_kernels::{DType, RowOrder};
 use serde_json::{Map, Value, json};
 
-use super::files::Bytes;
-use super::{Checkpoint, Found, GenerationConfig, ModelConfig, Needed, NormPlaces, RopeScaling, Rotation, WeightFile};
+use super::files::{Bytes, Folder};
+use super::{
+    Checkpoint, Found, GenerationConfig, ModelConfig, Needed, NormPlaces, RopeScaling, Rotation, WeightFile, modules,
+};
 use crate::families::{self, Architecture, NormNames};
 use crate::model_config::error::{CheckpointError, Place, Shown};
 use crate::model_config::fields::Fields;
@@ -186,6 +189,10 @@ impl Checkpoint {
     pub(super) fn from_gguf(gguf: &Gguf, files: Vec<Bytes>) -> Result<Self, CheckpointError> {
         let (architecture, mut config, raw) = read_config(gguf)?;
         read_rope_factors(gguf, &files, &mut config)?;
+        let beside = penstock_gguf::sentence_files(gguf)?;
+        let beside = beside.into_iter().map(|(name, bytes)| (name.to_owned(), Cow::Owned(bytes))).collect();
+        modules::read(&Folder::Memory(beside), &mut config)?;
+        config.lose_head_if_whole();
         let shown = |file: usize| {
             gguf.parts
                 .get(file)

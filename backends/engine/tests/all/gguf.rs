@@ -697,6 +697,23 @@ fn attention_that_the_family_does_not_have_is_refused() {
 }
 
 #[test]
+fn an_embedding_model_pools_as_its_file_says() {
+    let golden = Golden::named("qwen3-tied");
+    let ends = ("tokenizer.ggml.add_eos_token", Value::Bool(true));
+    let pooled = |kind: i128| gguf_with(&golden, &[("qwen3.pooling_type", Value::Integer(kind)), ends.clone()]);
+    for (kind, whole) in [(0, false), (1, true), (2, true), (3, false)] {
+        let checkpoint = open(pooled(kind));
+        let config = checkpoint.config();
+        assert_eq!((config.is_whole(), config.headless), (whole, whole), "{kind}");
+    }
+    refused(pooled(4), "qwen3.pooling_type: is 4: a reranker");
+    refused(pooled(5), "qwen3.pooling_type: is 5");
+    refused(pooled(-1), "qwen3.pooling_type: is -1");
+    let silent = gguf_with(&golden, &[("qwen3.pooling_type", Value::Integer(3))]);
+    refused(silent, "tokenizer.ggml.add_eos_token: is missing");
+}
+
+#[test]
 fn damaged_files_never_panic() {
     let good = random(DType::Q4K, DType::Q6K).finish();
     let header =

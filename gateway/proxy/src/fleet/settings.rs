@@ -10,7 +10,7 @@ use penstock_link::Tls;
 use penstock_proto::handshake::PoolKey;
 use penstock_router::Slo;
 use penstock_router::replicas::ReplicaLimits;
-use penstock_text::{Encoder, RankRules, Task, TextFiles, TextModel, VectorRules};
+use penstock_text::{Encoder, RankRules, Task, TaskFiles, TextFiles, TextModel, VectorRules};
 use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
@@ -50,12 +50,14 @@ pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
 
 /// Task of a pool's model: the one that the config names, else the one that the checkpoint shows.
 fn task(asked: &PoolConfig, text: &TextModel) -> Result<Task, String> {
-    let rules = |model: &Path| VectorRules::read(model).map_err(|error| error.to_string());
-    // GGUF files are no such folders; their tokenizers do not say which token ends a text that is embedded.
-    let gguf = asked.model.as_deref().map(penstock_gguf::locate).transpose().map_err(|error| error.to_string())?;
-    let folder = asked.model.as_deref().filter(|_| gguf.flatten().is_none());
-    let encoder = folder.map(Encoder::of).transpose().map_err(|error| error.to_string())?.flatten();
-    match (asked.task, encoder.zip(folder)) {
+    let path = asked.model.as_deref();
+    let files = path.map(TaskFiles::open).transpose().map_err(|error| error.to_string())?;
+    let rules = || {
+        let read = files.as_ref().map(VectorRules::of).transpose().map_err(|error| error.to_string());
+        read.map(Option::flatten)
+    };
+    let encoder = files.as_ref().map(Encoder::read).transpose().map_err(|error| error.to_string())?.flatten();
+    match (asked.task, encoder.zip(path)) {
         (TaskChoice::Generate, Some(_)) => return Err("an encoder makes no text: its task is embed or rerank".into()),
         (TaskChoice::Embed, Some((Encoder::Head, _))) => {
             return Err("a classification head makes no vectors: its task is rerank".into());
@@ -69,14 +71,15 @@ fn task(asked: &PoolConfig, text: &TextModel) -> Result<Task, String> {
         (TaskChoice::Auto | TaskChoice::Embed, Some((Encoder::States, _))) | (_, None) => {}
     }
     match asked.task {
-        TaskChoice::Embed if folder.is_none() && asked.model.is_some() => {
-            Err("a GGUF file makes no vectors: embedding models are served from folders in Hugging Face's layout"
-                .into())
-        }
         TaskChoice::Generate => Ok(Task::Generate),
         TaskChoice::Rerank => RankRules::answer(text).map(Task::Rerank).map_err(|error| error.to_string()),
-        TaskChoice::Embed => Ok(Task::Embed(folder.map(rules).transpose()?.flatten().unwrap_or_default())),
-        TaskChoice::Auto => Ok(folder.map(rules).transpose()?.flatten().map_or(Task::Generate, Task::Embed)),
+        TaskChoice::Embed => match rules()? {
+            None if files.as_ref().is_some_and(TaskFiles::is_gguf) => Err("the GGUF file makes no vectors: it has no pooling_type, as files of embedding models do, and does not say \
+                                           what ends a text"
+                .into()),
+            rules => Ok(Task::Embed(rules.unwrap_or_default())),
+        },
+        TaskChoice::Auto => Ok(rules()?.map_or(Task::Generate, Task::Embed)),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use penstock_gguf::{Gguf, Value, Writer};
-use penstock_text::TextModel;
+use penstock_text::{Encoder, TextModel, VectorPooling, VectorRules};
 use penstock_types::{Role, Tool};
 use proptest::prelude::*;
 use serde_json::Value as Json;
@@ -371,6 +371,86 @@ fn a_first_token_is_added_where_the_rule_or_the_file_says_so() {
     }
 }
 
+/// The demo model's vocabulary as that of an embedding model whose texts end with token 4087.
+fn embedder(kind: i128, ends: Option<bool>) -> Writer {
+    let mut writer = byte_level(&json("tokenizer.json"), "qwen2", 4096);
+    writer
+        .key("qwen3.embedding_length", &Value::Integer(96))
+        .key("qwen3.pooling_type", &Value::Integer(kind))
+        .key("tokenizer.ggml.eos_token_id", &Value::Integer(4087));
+    if let Some(ends) = ends {
+        writer.key("tokenizer.ggml.add_eos_token", &Value::Bool(ends));
+    }
+    writer
+}
+
+#[test]
+fn texts_of_an_embedding_model_end_as_its_file_says() {
+    let first = |writer: &mut Writer| {
+        writer
+            .key("tokenizer.ggml.bos_token_id", &Value::Integer(4089))
+            .key("tokenizer.ggml.add_bos_token", &Value::Bool(true));
+    };
+    let [a, b] = ["a", "b"].map(|text| common::model().encode(text, false).unwrap());
+    for (kind, ends, added) in [
+        (3, Some(true), true),
+        (2, Some(true), true),
+        (1, Some(true), true),
+        (3, Some(false), false),
+        (1, None, false),
+        (0, Some(true), false),
+    ] {
+        let mut writer = embedder(kind, ends);
+        let end: &[u32] = if added { &[4087] } else { &[] };
+        assert_eq!(load(&writer).encode("a", true).unwrap(), [&a[..], end].concat(), "{kind} {ends:?}");
+        assert_eq!(load(&writer).encode("a", false).unwrap(), a);
+        first(&mut writer);
+        let both = load(&writer);
+        assert_eq!(both.encode("a", true).unwrap(), [&[4089], &a[..], end].concat(), "{kind} {ends:?}");
+        let (pair, second) = both.encode_pair("a", "b").unwrap();
+        let first_text = [&[4089], &a[..], end].concat();
+        assert_eq!((pair, second), ([&first_text[..], &[4089], &b[..], end].concat(), first_text.len()));
+    }
+    let pieces = spm(|writer| {
+        writer.key("llama.pooling_type", &Value::Integer(1)).key("tokenizer.ggml.add_eos_token", &Value::Bool(true));
+    });
+    let the = pieces.encode("the", false).unwrap();
+    assert_eq!(pieces.encode("the", true).unwrap(), [&[1], &the[..], &[2]].concat());
+}
+
+#[test]
+fn rules_of_vectors_are_read_from_a_gguf_file() {
+    let path = std::env::temp_dir().join(format!("penstock-embedder-{}.gguf", std::process::id()));
+    let read = |writer: &Writer| {
+        std::fs::write(&path, writer.finish()).expect("written");
+        let rules = VectorRules::read(&path).map_err(|error| error.to_string());
+        assert_eq!(Encoder::of(&path).map_err(|error| error.to_string()), rules.clone().map(|_| None));
+        rules
+    };
+    for (kind, pooling) in [(1, VectorPooling::Mean), (2, VectorPooling::First), (3, VectorPooling::Last)] {
+        let rules = read(&embedder(kind, Some(true))).expect("rules").expect("an embedding model");
+        assert_eq!((rules.pooling, rules.normalize, rules.width, rules.dense_layers), (pooling, true, Some(96), 0));
+        assert_eq!((rules.prompt(None), rules.prompt(Some("RETRIEVAL_QUERY"))), (Some(""), None));
+    }
+    assert_eq!((read(&embedder(0, Some(true))), read(&demo())), (Ok(None), Ok(None)));
+    let refused = [
+        (embedder(4, Some(true)), "qwen3.pooling_type: is 4"),
+        (embedder(9, Some(true)), "qwen3.pooling_type: is 9"),
+        (embedder(3, None), "tokenizer.ggml.add_eos_token: is missing"),
+    ];
+    for (writer, part) in refused {
+        let rules = read(&writer).expect_err(part);
+        let model = TextModel::from_dir(&path).expect_err(part).to_string();
+        assert!(rules.contains(part) && model.contains(part), "{rules}; {model}");
+    }
+    let mut endless = byte_level(&json("tokenizer.json"), "qwen2", 4096);
+    endless.key("qwen3.pooling_type", &Value::Integer(3)).key("tokenizer.ggml.add_eos_token", &Value::Bool(true));
+    std::fs::write(&path, endless.finish()).expect("written");
+    let error = TextModel::from_dir(&path).expect_err("no end").to_string();
+    std::fs::remove_file(&path).expect("removed");
+    assert!(error.contains("tokenizer.ggml.eos_token_id: is missing"), "{error}");
+}
+
 #[test]
 fn damaged_vocabularies_are_refused() {
     let refused = |keys: &[(&str, Value)], part: &str| {
@@ -386,7 +466,7 @@ fn damaged_vocabularies_are_refused() {
     let model = |name: &str| ("model", Value::Text(name.into()));
     let tokens = || ("tokens", texts(["a".to_owned(), "b".to_owned()]));
     refused(&[], "tokenizer.ggml.tokens: is missing");
-    refused(&[tokens(), model("bert")], "\"bert\" is not supported");
+    refused(&[tokens(), model("rwkv")], "\"rwkv\" is not supported");
     refused(&[tokens(), model("gpt2")], "tokenizer.ggml.pre: is missing");
     refused(&[tokens(), model("llama")], "tokenizer.ggml.scores: is missing");
     refused(&[("tokens", texts(["a".to_owned(), "a".to_owned()]))], "has \"a\" twice");
