@@ -46,6 +46,8 @@ def key(name: str, value) -> bytes:
             return text(name) + struct.pack("<I", 8) + text(value)
         case [str(), *_]:
             return text(name) + struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        case [float(), *_]:
+            return text(name) + struct.pack(f"<IIQ{len(value)}f", 9, 6, len(value), *value)
         case _:
             return text(name) + struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
 
@@ -134,13 +136,18 @@ def tensors(kind: int, model: dict | None = None):
 
 
 def write(path: Path, listed, architecture: str = "qwen3", **more) -> None:
+    """Writes tensors with the keys of the demo model and more."""
+    store(path, listed, {**keys(architecture), **more})
+
+
+def store(path: Path, listed, metadata: dict) -> None:
+    """Writes a file: name, shape, type and bytes of each tensor, and the keys."""
     pad = lambda data: data + bytes(-len(data) % 32)  # noqa: E731
     infos, blob = b"", bytearray()
     for name, shape, kind, data in listed:
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         infos += text(name) + dims + struct.pack("<IQ", kind, len(blob))
         blob += pad(data)
-    metadata = {**keys(architecture), **more}
     head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(metadata))
     path.write_bytes(pad(head + b"".join(key(*item) for item in metadata.items()) + infos) + blob)
 

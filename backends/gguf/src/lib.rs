@@ -6,18 +6,23 @@
 //! - `header.rs`: the bytes of the header, bounded
 //! - `files.rs`: where a model's files are, and models that are split over several
 //! - `write.rs`: the other direction, for tests (feature `write`)
-//! - `text.rs`, `pre.rs`: the vocabulary as a tokenizer.json, with the splitting rules that the file only names
+//! - `text.rs`, `tokens.rs`, `pre.rs`: the vocabulary as a tokenizer.json, with the splitting rules that the file only names
+//! - `word_piece.rs`, `unigram.rs`, `charsmap.rs`: the vocabularies of encoders
 //! - `pooling.rs`: how an embedding model makes its vectors, as sentence-transformers' files
 //!
 //! Deliberately absent: the weights themselves (a tensor is a name, a shape and a place), and what a model's sizes mean.
 #![forbid(unsafe_code)]
 
+mod charsmap;
 mod error;
 mod files;
 mod header;
 mod pooling;
 mod pre;
 mod text;
+mod tokens;
+mod unigram;
+mod word_piece;
 #[cfg(any(test, feature = "write"))]
 mod write;
 

@@ -1,4 +1,4 @@
-//! Pooling of an embedding model, as sentence-transformers' files say it: modules.json and 1_Pooling/config.json.
+//! Pooling of an embedding model, as sentence-transformers' files say it (modules.json and 1_Pooling/config.json), and architectures of encoders.
 //!
 //! A GGUF file has one number for it (`pooling_type`), and whether a token ends a text (`add_eos_token`). Vectors have length 1, as llama.cpp's server
 //! gives them: no key says whether the original scales them.
@@ -10,13 +10,25 @@ use crate::{Gguf, GgufError};
 /// Key of whether the end token is put behind a text.
 pub(crate) const ADD_END: &str = "tokenizer.ggml.add_eos_token";
 
-/// Files of sentence-transformers for the model of `gguf`, names and contents; none if it is no embedding model.
+/// Encoders by `general.architecture`, and their names in `config.json`.
+const ENCODERS: [(&str, &str); 2] = [("bert", "BertModel"), ("nomic-bert", "NomicBertModel")];
+
+/// Name that `config.json` has for the encoder of the file; `None` if the model is a decoder.
+pub(crate) fn encoder(gguf: &Gguf) -> Result<Option<&'static str>, GgufError> {
+    let name = gguf.text("general.architecture")?;
+    Ok(ENCODERS.iter().find(|(theirs, _)| name == Some(*theirs)).map(|(_, ours)| *ours))
+}
+
+/// Files of sentence-transformers for the model of `gguf`, and of an encoder the config.json that names it; names and contents. A decoder that is no
+/// embedding model has none.
 ///
 /// # Errors
 /// [`GgufError`] with the key: a pooling that is not known or not supported, or one by the last token in a file that does not say whether that is an
 /// end token.
 pub fn sentence_files(gguf: &Gguf) -> Result<Vec<(&'static str, Vec<u8>)>, GgufError> {
-    let Some(mode) = pooling(gguf)? else { return Ok(Vec::new()) };
+    let named = |name: &str| ("config.json", json!({ "architectures": [name] }).to_string().into_bytes());
+    let mut files = Vec::from_iter(encoder(gguf)?.map(named));
+    let Some(mode) = pooling(gguf)? else { return Ok(files) };
     let architecture = gguf.text("general.architecture")?.unwrap_or_default();
     let width = gguf.integer(&format!("{architecture}.embedding_length"), 1, u64::from(u32::MAX))?;
     let kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")];
@@ -26,13 +38,12 @@ pub fn sentence_files(gguf: &Gguf) -> Result<Vec<(&'static str, Vec<u8>)>, GgufE
     };
     let modules: Json = kinds.into_iter().enumerate().map(module).collect();
     let config = json!({ "word_embedding_dimension": width, "pooling_mode": mode });
-    Ok(vec![
-        ("modules.json", modules.to_string().into_bytes()),
-        ("1_Pooling/config.json", config.to_string().into_bytes()),
-    ])
+    files.push(("modules.json", modules.to_string().into_bytes()));
+    files.push(("1_Pooling/config.json", config.to_string().into_bytes()));
+    Ok(files)
 }
 
-/// Pooling under sentence-transformers' name; `None` if the model makes text.
+/// Pooling under sentence-transformers' name; `None` if the file has none: a decoder then makes text, a bare encoder the mean of its tokens.
 pub(crate) fn pooling(gguf: &Gguf) -> Result<Option<&'static str>, GgufError> {
     const FOLDER: &str = "serve the original checkpoint, a folder with config.json";
     let Some(architecture) = gguf.text("general.architecture")? else { return Ok(None) };
@@ -51,8 +62,8 @@ pub(crate) fn pooling(gguf: &Gguf) -> Result<Option<&'static str>, GgufError> {
             return Err(gguf.refuse(&key, reason).help(FOLDER));
         }
     };
-    // Files from before the key would be served with the state of another token.
-    if mode == "lasttoken" && gguf.flag(ADD_END)?.is_none() {
+    // Files from before the key would be served with the state of another token. Texts of encoders always have an end token.
+    if mode == "lasttoken" && encoder(gguf)?.is_none() && gguf.flag(ADD_END)?.is_none() {
         let reason = "is missing: the vector is the state of a text's last token, and the file does not say whether that is an end token";
         return Err(gguf.refuse(ADD_END, reason).help("convert the model again with a newer llama.cpp"));
     }

@@ -80,7 +80,7 @@ const NAMES: [(&[&str], Rules); 11] = [
     (&["deepseek-r1-qwen", "megrez"], rules(Split::Regexes(&[QWEN2]))),
     (&["tekken"], Rules { ignore_merges: true, adds_bos: true, ..rules(Split::Regexes(&[TEKKEN])) }),
     (&["gpt-4o", "llama4"], Rules { ignore_merges: true, ..rules(Split::Regexes(&[GPT4O])) }),
-    (&["gpt-2", "olmo", "mpt", "phi-2"], rules(Split::Gpt2)),
+    (&["gpt-2", "olmo", "mpt", "phi-2", "roberta-bpe"], rules(Split::Gpt2)),
     (&["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"], rules(Split::DigitsAndGpt2)),
     (&["deepseek-v3"], rules(Split::Regexes(&DEEPSEEK_V3))),
     (&["seed-coder"], rules(Split::Regexes(&[SEED_CODER]))),

@@ -1,17 +1,19 @@
 //! The text side of a GGUF file in Hugging Face's files: tokenizer.json, tokenizer_config.json, generation_config.json.
 //!
-//! Two kinds of vocabularies are read. `gpt2`: byte-level BPE; tokens and merges are in the file, the rule that splits texts into words is
+//! Four kinds of vocabularies are read. `gpt2`: byte-level BPE; tokens and merges are in the file, the rule that splits texts into words is
 //! named (`pre.rs`). `llama`: SentencePiece BPE; the file has scores instead of merges, from which merges follow as in Hugging Face's own
-//! conversion: each way to put a token together from two others, best score first.
+//! conversion: each way to put a token together from two others, best score first. `bert` (`word_piece.rs`) and `t5` (`unigram.rs`) are those of
+//! encoders.
 //!
 //! Tokens that mark structure become added tokens. All tokens keep their ids; unused places of the vocabulary stay empty.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::shown;
-use crate::{Gguf, GgufError, Value, pooling, pre};
+use crate::tokens::{ENDS, Kind, MODEL, TOKENS, Tokens, around, named};
+use crate::{Gguf, GgufError, pre, unigram, word_piece};
 
 /// Files of a checkpoint that concern text.
 #[derive(Clone, Debug)]
@@ -24,15 +26,9 @@ pub struct TextFiles {
     pub generation_config_json: Vec<u8>,
 }
 
-const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
-const TOKENS: &str = "tokenizer.ggml.tokens";
-const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
-const TYPES: &str = "tokenizer.ggml.token_type";
 
-/// Longest token in bytes. The work for the merges of a token grows with the square of its length.
-const NAME_BYTES_MAX: usize = 1024;
 /// Most merges of a vocabulary with scores; one of 262 thousand tokens has 0.6 million.
 const MERGES_MAX: usize = 1 << 21;
 /// Most bytes of the tokens that merges make, one count per merge; a vocabulary of 262 thousand tokens has 5 MB.
@@ -40,25 +36,6 @@ const MERGES_BYTES_MAX: usize = 64 << 20;
 /// Most bytes that are looked up to find merges: every token once for each of its characters. A vocabulary of 262 thousand tokens takes 30 MB.
 const LOOKUP_BYTES_MAX: usize = 1 << 30;
 
-/// Names of tokens that end an answer in one of the known chat formats. Files name one end token, and templates use others. Such a token marks
-/// structure whatever its type: converters have called Phi-3's `<|end|>` one that a user has added.
-const ENDS: [&str; 15] = [
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<|eot|>",
-    "<EOT>",
-    "_<EOT>",
-    "<|end_of_sentence|>",
-    "<｜end▁of▁sentence｜>",
-    "<|end_of_turn|>",
-    "<|return|>",
-    "<|call|>",
-];
 /// Name of the token that ends an answer in most formats. In that of GPT-OSS, known by [`FINAL`], it ends one of an answer's messages.
 const END: &str = "<|end|>";
 /// Names of the tokens that end an answer of GPT-OSS.
@@ -66,106 +43,6 @@ const FINAL: [&str; 2] = ["<|return|>", "<|call|>"];
 
 /// Key of the chat template. Templates for a purpose have its name behind the key and a dot.
 const TEMPLATE: &str = "tokenizer.chat_template";
-/// Names of Phi-3's tokens that leave the blanks behind them alone.
-const LEAVING: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
-
-/// Kind of a token, `llama_token_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Normal,
-    Unknown,
-    Control,
-    UserDefined,
-    Unused,
-    Byte,
-}
-
-struct Tokens<'a> {
-    names: &'a [String],
-    kinds: Vec<Kind>,
-    /// True if tokens that mark structure take the blanks and line breaks behind them.
-    take_blanks: bool,
-}
-
-impl<'a> Tokens<'a> {
-    fn read(gguf: &'a Gguf) -> Result<Self, GgufError> {
-        let Some(names) = gguf.texts(TOKENS)? else { return Err(gguf.refuse(TOKENS, "is missing")) };
-        let mut kinds = match gguf.metadata.get(TYPES) {
-            None => vec![Kind::Normal; names.len()],
-            Some(Value::Integers(kinds)) if kinds.len() == names.len() => {
-                kinds.iter().map(|kind| kind_of(*kind)).collect()
-            }
-            Some(other) => {
-                let reason = format!("is {}, needs one integer for each of {} tokens", other.shown(), names.len());
-                return Err(gguf.refuse(TYPES, reason));
-            }
-        };
-        for (kind, name) in kinds.iter_mut().zip(names) {
-            if *kind != Kind::Unused && ENDS.contains(&name.as_str()) {
-                *kind = Kind::Control;
-            }
-        }
-        let tokens = Self { names, kinds, take_blanks: take_blanks(gguf)? };
-        let mut seen = HashSet::new();
-        for (id, name) in tokens.used() {
-            if name.len() > NAME_BYTES_MAX {
-                return Err(gguf.refuse(TOKENS, format!("has a token {id} of {} bytes", name.len())));
-            }
-            if !seen.insert(name) {
-                return Err(gguf.refuse(TOKENS, format!("has \"{}\" twice, again as token {id}", shown(name))));
-            }
-        }
-        Ok(tokens)
-    }
-
-    /// Ids and names of all tokens but the unused ones.
-    fn used(&self) -> impl Iterator<Item = (usize, &'a str)> {
-        let used = self.names.iter().zip(&self.kinds).enumerate().filter(|(_, (_, kind))| **kind != Kind::Unused);
-        used.map(|(id, (name, _))| (id, name.as_str()))
-    }
-
-    fn vocabulary(&self) -> Map<String, Json> {
-        self.used().map(|(id, name)| (name.to_owned(), id.into())).collect()
-    }
-
-    /// Added tokens of tokenizer.json, in the order of their ids.
-    fn added(&self) -> Vec<Json> {
-        let structure = |id: usize| match self.kinds[id] {
-            Kind::Control | Kind::Unknown => Some(true),
-            Kind::UserDefined => Some(false),
-            _ => None,
-        };
-        let token = |id: usize, name: &str, special: bool| {
-            let rstrip = self.take_blanks && !LEAVING.contains(&name);
-            json!({
-                "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": rstrip,
-                "normalized": false, "special": special,
-            })
-        };
-        self.used().filter_map(|(id, name)| Some(token(id, name, structure(id)?))).collect()
-    }
-}
-
-/// Returns true for Phi-3 and Phi-3.5 with the vocabulary of Llama 2, whose tokens that mark structure take the blanks behind them (`rstrip`). Files
-/// do not say so: the architecture or, as in llama.cpp, the name does.
-fn take_blanks(gguf: &Gguf) -> Result<bool, GgufError> {
-    if gguf.text(MODEL)? != Some("llama") {
-        return Ok(false);
-    }
-    let name = gguf.text("general.name")?.unwrap_or_default().to_lowercase();
-    Ok(gguf.text("general.architecture")? == Some("phi3") || ["phi-3", "phi3"].iter().any(|part| name.contains(part)))
-}
-
-fn kind_of(number: i64) -> Kind {
-    match number {
-        2 => Kind::Unknown,
-        3 => Kind::Control,
-        4 => Kind::UserDefined,
-        5 => Kind::Unused,
-        6 => Kind::Byte,
-        _ => Kind::Normal,
-    }
-}
 
 /// The text side of the file.
 ///
@@ -176,8 +53,10 @@ pub fn text_files(gguf: &Gguf) -> Result<TextFiles, GgufError> {
     let tokenizer = match gguf.text(MODEL)? {
         Some("gpt2") => byte_level(gguf, &tokens)?,
         Some("llama") => sentence_piece(gguf, &tokens)?,
+        Some("bert") => word_piece::tokenizer(gguf, &tokens)?,
+        Some("t5") => unigram::tokenizer(gguf, &tokens)?,
         Some(other) => {
-            let reason = format!("\"{}\" is not supported; supported: gpt2 and llama", shown(other));
+            let reason = format!("\"{}\" is not supported; supported: gpt2, llama, bert and t5", shown(other));
             return Err(gguf.refuse(MODEL, reason).help("serve the original checkpoint with its tokenizer.json"));
         }
         None => return Err(gguf.refuse(MODEL, "is missing")),
@@ -188,53 +67,6 @@ pub fn text_files(gguf: &Gguf) -> Result<TextFiles, GgufError> {
         tokenizer_json: bytes(&tokenizer),
         tokenizer_config_json: bytes(&tokenizer_config(gguf, &tokens, &ends)?),
         generation_config_json: bytes(&json!({ "eos_token_id": ends })),
-    })
-}
-
-/// Token that a key of the metadata names; `None` if it names none, or one that does not exist.
-fn named<'a>(gguf: &Gguf, tokens: &Tokens<'a>, key: &str) -> Result<Option<(u64, &'a str)>, GgufError> {
-    let id = gguf.integer(&format!("tokenizer.ggml.{key}"), 0, u64::from(u32::MAX))?;
-    Ok(id.and_then(|id| Some((id, tokens.names.get(usize::try_from(id).ok()?)?.as_str()))))
-}
-
-/// First token of prompts, if the tokenizer adds one.
-fn bos<'a>(gguf: &Gguf, tokens: &Tokens<'a>, default: bool) -> Result<Option<(u64, &'a str)>, GgufError> {
-    if !gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(default) {
-        return Ok(None);
-    }
-    named(gguf, tokens, "bos_token_id")
-}
-
-/// Last token of the texts of an embedding model, if the file has one put there. Texts that are to go on get none.
-fn last<'a>(gguf: &Gguf, tokens: &Tokens<'a>) -> Result<Option<(u64, &'a str)>, GgufError> {
-    const ID: &str = "eos_token_id";
-    if pooling::pooling(gguf)?.is_none() || gguf.flag(pooling::ADD_END)? != Some(true) {
-        return Ok(None);
-    }
-    let missing =
-        || gguf.refuse(&format!("tokenizer.ggml.{ID}"), "is missing, or names no token that could end a text");
-    named(gguf, tokens, ID)?.map(Some).ok_or_else(missing)
-}
-
-fn template(first: Option<(u64, &str)>, last: Option<(u64, &str)>) -> Json {
-    if first.or(last).is_none() {
-        return Json::Null;
-    }
-    let special = |token: Option<(u64, &str)>, kind: u32| {
-        token.map(|(_, name)| json!({ "SpecialToken": { "id": name, "type_id": kind } }))
-    };
-    let text = |id: &str, kind: u32| {
-        let sequence = json!({ "Sequence": { "id": id, "type_id": kind } });
-        special(first, kind).into_iter().chain([sequence]).chain(special(last, kind)).collect::<Vec<_>>()
-    };
-    let of = |(id, name): (u64, &str)| (name.to_owned(), json!({ "id": name, "ids": [id], "tokens": [name] }));
-    let tokens: Map<String, Json> = first.into_iter().chain(last).map(of).collect();
-    let pair = [text("A", 0), text("B", 1)].concat();
-    json!({
-        "type": "TemplateProcessing",
-        "single": text("A", 0),
-        "pair": pair,
-        "special_tokens": tokens,
     })
 }
 
@@ -264,7 +96,7 @@ fn byte_level(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError> {
         }
     }
     let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
-    let around = template(bos(gguf, tokens, rules.adds_bos)?, last(gguf, tokens)?);
+    let around = around(gguf, tokens, rules.adds_bos)?;
     let post = if around.is_null() { bytes } else { json!({ "type": "Sequence", "processors": [bytes, around] }) };
     Ok(json!({
         "version": "1.0", "truncation": null, "padding": null,
@@ -282,17 +114,8 @@ fn byte_level(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError> {
 }
 
 fn sentence_piece(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError> {
-    let scores = match gguf.metadata.get(SCORES) {
-        Some(Value::Floats(scores)) if scores.len() == tokens.names.len() => scores,
-        Some(other) => {
-            let reason = format!("is {}, needs one number for each of {} tokens", other.shown(), tokens.names.len());
-            return Err(gguf.refuse(SCORES, reason));
-        }
-        None => return Err(gguf.refuse(SCORES, "is missing")),
-    };
-    let unknown = named(gguf, tokens, "unknown_token_id")?.map(|(_, name)| name);
-    let unknown =
-        unknown.or_else(|| tokens.used().find(|(id, _)| tokens.kinds[*id] == Kind::Unknown).map(|(_, name)| name));
+    let scores = tokens.scores(gguf)?;
+    let unknown = tokens.unknown(gguf)?.map(|id| tokens.names[id].as_str());
     let prefix = gguf.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let blank = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
     let normalizers = if prefix { vec![json!({ "type": "Prepend", "prepend": "▁" }), blank] } else { vec![blank] };
@@ -309,7 +132,7 @@ fn sentence_piece(gguf: &Gguf, tokens: &Tokens<'_>) -> Result<Json, GgufError> {
         "added_tokens": tokens.added(),
         "normalizer": { "type": "Sequence", "normalizers": normalizers },
         "pre_tokenizer": null,
-        "post_processor": template(bos(gguf, tokens, true)?, last(gguf, tokens)?),
+        "post_processor": around(gguf, tokens, true)?,
         "decoder": { "type": "Sequence", "decoders": decoders },
         "model": {
             "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,

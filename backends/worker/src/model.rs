@@ -527,7 +527,7 @@ mod tests {
     #[test]
     fn a_vocabulary_that_cannot_be_read_is_named_in_the_log() {
         let bytes = penstock_gguf::Writer::default()
-            .key("tokenizer.ggml.model", &penstock_gguf::Value::Text("bert".into()))
+            .key("tokenizer.ggml.model", &penstock_gguf::Value::Text("rwkv".into()))
             .key("tokenizer.ggml.tokens", &penstock_gguf::Value::Texts(vec!["a".into()]))
             .finish();
         let gguf = Gguf::read("m.gguf", &mut &bytes[..], bytes.len() as u64).expect("a header");
@@ -537,7 +537,7 @@ mod tests {
         let read = tracing::subscriber::with_default(log, || vocabulary_of(&gguf));
         let log = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
         assert!(read.is_none());
-        for part in ["WARN", "m.gguf: tokenizer.ggml.model: ", "bert", "follows no grammars"] {
+        for part in ["WARN", "m.gguf: tokenizer.ggml.model: ", "rwkv", "follows no grammars"] {
             assert!(log.contains(part), "{part} is not in: {log}");
         }
     }

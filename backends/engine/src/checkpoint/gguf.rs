@@ -13,7 +13,8 @@ use serde_json::{Map, Value, json};
 
 use super::files::{Bytes, Folder};
 use super::{
-    Checkpoint, Found, GenerationConfig, ModelConfig, Needed, NormPlaces, RopeScaling, Rotation, WeightFile, modules,
+    Checkpoint, Found, GenerationConfig, ModelConfig, Needed, NormPlaces, RopeScaling, Rotation, WeightFile,
+    gguf_encoder, modules,
 };
 use crate::families::{self, Architecture, NormNames};
 use crate::model_config::error::{CheckpointError, Place, Shown};
@@ -58,7 +59,7 @@ const GRANITE_FACTORS: [(&str, &str); 4] = [
     ("logit_scale", "logits_scaling"),
 ];
 /// Remedy where a GGUF file lacks facts that `config.json` has.
-const ORIGINAL: &str = "serve the original checkpoint, a folder with config.json";
+pub(super) const ORIGINAL: &str = "serve the original checkpoint, a folder with config.json";
 /// Factors by which the frequencies of rotations are divided, as Llama 3 needs them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// Factors for short and for long contexts, as LongRoPE has them.
@@ -67,6 +68,9 @@ const LONGROPE_FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_
 /// Architectures of GGUF that are served only without windows: their files do not say which layers have one (`config.json` does). OLMo 3's files also
 /// call themselves `olmo2`, and its layers with a window rotate differently.
 const WINDOWLESS: [&str; 6] = [GRANITE, "olmo2", "qwen2", "qwen3", "qwen3moe", "smollm3"];
+
+/// Architectures of GGUF that are encoders.
+pub(super) const ENCODERS: [&str; 2] = ["bert", "nomic-bert"];
 
 impl From<GgufError> for CheckpointError {
     fn from(error: GgufError) -> Self {
@@ -110,8 +114,11 @@ struct Stored {
 /// Place in the file of a tensor with one of Hugging Face's names.
 fn stored(name: &str, architecture: &Architecture, config: &ModelConfig) -> Stored {
     let whole = || {
-        let name = stored_name(name, architecture, config).unwrap_or_else(|| name.to_owned());
-        Stored { name, expert: None }
+        let stored = match &config.encoder {
+            Some(encoder) => gguf_encoder::stored_name(name, encoder.names),
+            None => stored_name(name, architecture, config),
+        };
+        Stored { name: stored.unwrap_or_else(|| name.to_owned()), expert: None }
     };
     let Some(experts) = &config.experts else { return whole() };
     let layered = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
@@ -188,7 +195,9 @@ impl Checkpoint {
     /// Checks a model in GGUF files; `files` are the bytes of its parts, in order.
     pub(super) fn from_gguf(gguf: &Gguf, files: Vec<Bytes>) -> Result<Self, CheckpointError> {
         let (architecture, mut config, raw) = read_config(gguf)?;
-        read_rope_factors(gguf, &files, &mut config)?;
+        if config.encoder.is_none() {
+            read_rope_factors(gguf, &files, &mut config)?;
+        }
         let beside = penstock_gguf::sentence_files(gguf)?;
         let beside = beside.into_iter().map(|(name, bytes)| (name.to_owned(), Cow::Owned(bytes))).collect();
         modules::read(&Folder::Memory(beside), &mut config)?;
@@ -214,9 +223,14 @@ impl Checkpoint {
             let found = place(&weight_files, name, tensor, &needed, expert.zip(count), order)?;
             tensors.insert(needed.name, found);
         }
-        let unused = gguf.tensors.keys().filter(|name| !used.contains(name) && !is_factors(name));
+        let unused =
+            gguf.tensors.keys().filter(|name| !used.contains(name) && (config.encoder.is_some() || !is_factors(name)));
         let mut ignored: Vec<String> = unused.cloned().collect();
         ignored.sort_unstable();
+        if let Some(name) = ignored.first().filter(|_| config.encoder.is_some()) {
+            let reason = format!("is none of {}: the file is of another model", architecture.name);
+            return Err(CheckpointError::tensor(&gguf.shown, name, reason).help(ORIGINAL));
+        }
         ignored.truncate(100);
         let generation = GenerationConfig::default();
         let mut checkpoint =
@@ -302,11 +316,14 @@ fn place(
     }
 }
 
-type Config = (&'static Architecture, ModelConfig, Vec<u8>);
+pub(super) type Config = (&'static Architecture, ModelConfig, Vec<u8>);
 
 fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     const KEY: &str = "general.architecture";
     let Some(name) = gguf.text(KEY)? else { return Err(gguf.refuse(KEY, "is missing").into()) };
+    if ENCODERS.contains(&name) {
+        return gguf_encoder::read_config(gguf, name);
+    }
     let window = gguf.integer(&format!("{name}.attention.sliding_window"), 0, u64::MAX)?.filter(|&window| window > 0);
     let experts = gguf.integer(&format!("{name}.expert_count"), 0, u64::from(u32::MAX))?.filter(|&count| count > 0);
     let theirs = match name {
@@ -325,7 +342,7 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
         "qwen3moe" => "Qwen3MoeForCausalLM",
         other => {
             let reason = format!(
-                "\"{}\" is not supported; supported: gemma2, gemma3, gpt-oss, granite, llama (also Mistral, Mixtral), olmo2, phi3, \
+                "\"{}\" is not supported; supported: bert, gemma2, gemma3, gpt-oss, granite, llama (also Mistral, Mixtral), nomic-bert, olmo2, phi3, \
                  qwen2, qwen3, qwen3moe, smollm3",
                 Shown(other)
             );
@@ -529,7 +546,7 @@ fn config_of(
 }
 
 /// An f32 as the decimal number that it stands for.
-fn shortest(number: f64) -> Value {
+pub(super) fn shortest(number: f64) -> Value {
     let text = (number as f32).to_string();
     text.parse::<f64>().map_or(Value::Null, |number| json!(number))
 }

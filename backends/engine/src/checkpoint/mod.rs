@@ -7,6 +7,7 @@
 
 pub(crate) mod files;
 mod gguf;
+mod gguf_encoder;
 mod modules;
 mod quantized;
 mod rows;

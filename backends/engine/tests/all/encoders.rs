@@ -22,10 +22,10 @@ use serde::Deserialize;
 #[derive(Clone, Deserialize)]
 pub(crate) struct Case {
     case: String,
-    config: serde_json::Value,
-    seed: u64,
-    dtype: String,
-    tensors: Vec<(String, Vec<usize>)>,
+    pub(crate) config: serde_json::Value,
+    pub(crate) seed: u64,
+    pub(crate) dtype: String,
+    pub(crate) tensors: Vec<(String, Vec<usize>)>,
     tokens: Vec<u32>,
     /// Numbers of tokens of the sequence that are a text.
     lengths: Vec<usize>,
@@ -105,7 +105,7 @@ impl Case {
     }
 
     /// Requests for the first tokens and the means of all texts, or for the logits of all pairs; as many as results.
-    fn requests(&self) -> Vec<Generate> {
+    pub(crate) fn requests(&self) -> Vec<Generate> {
         let each = |at: usize, rule: Pooling| {
             let (prompt, second_text) = (&self.tokens[..self.lengths[at]], self.seconds.get(at).copied().unwrap_or(0));
             Generate { second_text, ..pooled(0, prompt, rule) }

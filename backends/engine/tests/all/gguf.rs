@@ -13,7 +13,7 @@ use penstock_kernels::{AdapterSlot, DType};
 use serde_json::Value as Json;
 
 /// Number of a type in `ggml_type`.
-fn kind(dtype: DType) -> u32 {
+pub(crate) fn kind(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => 0,
         DType::F16 => 1,
@@ -404,10 +404,10 @@ fn a_gpt_oss_file_without_scaling_has_none() {
     assert_eq!(open(gguf_of(&golden)).config().rope.scaling, RopeScaling::Default);
 }
 
-struct Noise(u64);
+pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
@@ -417,7 +417,7 @@ impl Noise {
     }
 
     /// Random blocks whose weights are about `scale`.
-    fn blocks(&mut self, dtype: DType, count: usize, scale: f32) -> Vec<u8> {
+    pub(crate) fn blocks(&mut self, dtype: DType, count: usize, scale: f32) -> Vec<u8> {
         // Index of the scale, the weight that it makes from a middling value, index and ratio of the minimum.
         let (at, middling, minimum) = match dtype {
             DType::Q8_0 => (0, 74.0, None),
@@ -599,7 +599,7 @@ fn integers_are_made_at_load_and_are_near() {
 }
 
 #[track_caller]
-fn refused(bytes: Vec<u8>, part: &str) {
+pub(crate) fn refused(bytes: Vec<u8>, part: &str) {
     match Checkpoint::from_gguf_bytes(Cow::Owned(bytes)) {
         Ok(_) => panic!("it opens; expected {part}"),
         Err(error) => assert!(error.to_string().contains(part), "{error}; expected {part}"),

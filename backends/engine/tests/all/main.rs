@@ -12,6 +12,7 @@ mod demo;
 mod encoders;
 mod families;
 mod gguf;
+mod gguf_encoders;
 mod goldens;
 mod guided;
 mod invariance;

@@ -9,6 +9,7 @@ mod demo;
 mod encoders;
 mod families;
 mod gguf;
+mod gguf_encoders;
 mod grammars;
 mod hostile;
 mod second_turns;
