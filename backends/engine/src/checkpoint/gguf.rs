@@ -65,9 +65,8 @@ const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// Factors for short and for long contexts, as LongRoPE has them.
 const LONGROPE_FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
-/// Architectures of GGUF that are served only without windows: their files do not say which layers have one (`config.json` does). OLMo 3's files also
-/// call themselves `olmo2`, and its layers with a window rotate differently.
-const WINDOWLESS: [&str; 6] = [GRANITE, "olmo2", "qwen2", "qwen3", "qwen3moe", "smollm3"];
+/// Architectures of GGUF that are served only without windows: their files do not say which layers have one (`config.json` does).
+const WINDOWLESS: [&str; 5] = [GRANITE, "qwen2", "qwen3", "qwen3moe", "smollm3"];
 
 /// Architectures of GGUF that are encoders.
 pub(super) const ENCODERS: [&str; 2] = ["bert", "nomic-bert"];
@@ -334,6 +333,8 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
         "gemma3" => "Gemma3ForCausalLM",
         "gpt-oss" => GPT_OSS,
         GRANITE => "GraniteForCausalLM",
+        // OLMo 3's files call themselves so, too.
+        "olmo2" if window.is_some() => "Olmo3ForCausalLM",
         "olmo2" => "Olmo2ForCausalLM",
         "phi3" => "Phi3ForCausalLM",
         "smollm3" => "SmolLM3ForCausalLM",
@@ -533,6 +534,9 @@ fn config_of(
             }
         }
     }
+    if let Some(types) = layer_types(gguf, name, window, layers)? {
+        set("layer_types", types);
+    }
     let mut scaling = scaling_of(gguf, &key)?;
     if name == "gpt-oss" {
         // Without an entry the config would have the family's own scaling; the files do not say that its range is not rounded.
@@ -543,6 +547,41 @@ fn config_of(
         set("rope_scaling", scaling);
     }
     Ok(map)
+}
+
+/// Layers with a window of an `olmo2` file, as `layer_types` of a config: those of a list, or all but the last of each group of so many; `None` if the file
+/// does not say it, and in other architectures.
+fn layer_types(gguf: &Gguf, name: &str, window: Option<u64>, layers: u64) -> Result<Option<Value>, CheckpointError> {
+    let key = |part: &str| format!("{name}.{part}");
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    if name != "olmo2" || window.is_none() {
+        return Ok(None);
+    }
+    // The rotations of both kinds of layers have one base in this family.
+    const BASE: &str = "rope.freq_base_swa";
+    let (base, local) = (gguf.number(&key("rope.freq_base"))?, gguf.number(&key(BASE))?);
+    if let Some(local) = local.filter(|_| local != base) {
+        return Err(gguf
+            .refuse(&key(BASE), format!("is {local}, and rope.freq_base is another"))
+            .help(ORIGINAL)
+            .into());
+    }
+    let kind = |slides: bool| Value::from(if slides { "sliding_attention" } else { "full_attention" });
+    let slides: Value = match gguf.metadata.get(&key(PATTERN)) {
+        None => return Ok(None),
+        Some(penstock_gguf::Value::Integers(list)) if list.len() as u64 == layers => {
+            list.iter().map(|slides| kind(*slides != 0)).collect()
+        }
+        Some(penstock_gguf::Value::Integers(list)) => {
+            let reason = format!("has {} entries for {layers} layers", list.len());
+            return Err(gguf.refuse(&key(PATTERN), reason).help(ORIGINAL).into());
+        }
+        Some(_) => {
+            let group = gguf.integer(&key(PATTERN), 1, 1024)?.unwrap_or(1);
+            (1..=layers).map(|layer| kind(!layer.is_multiple_of(group))).collect()
+        }
+    };
+    Ok(Some(slides))
 }
 
 /// An f32 as the decimal number that it stands for.

@@ -35,7 +35,7 @@ pub(crate) fn kind(dtype: DType) -> u32 {
 
 /// Returns true if a family has norms behind attention and MLP.
 fn has_post_norms(architecture: &str) -> bool {
-    ["Gemma", "Olmo2"].iter().any(|name| architecture.starts_with(name))
+    ["Gemma", "Olmo"].iter().any(|name| architecture.starts_with(name))
 }
 
 /// GGUF's name of a tensor.
@@ -80,7 +80,7 @@ fn keys(config: &Json, writer: &mut Writer) {
         "Gemma3ForCausalLM" => "gemma3",
         "GptOssForCausalLM" => "gpt-oss",
         "GraniteForCausalLM" => "granite",
-        "Olmo2ForCausalLM" => "olmo2",
+        "Olmo2ForCausalLM" | "Olmo3ForCausalLM" => "olmo2",
         "Phi3ForCausalLM" => "phi3",
         "SmolLM3ForCausalLM" => "smollm3",
         _ => "llama",
@@ -116,6 +116,11 @@ fn keys(config: &Json, writer: &mut Writer) {
         if let Some(value) = value {
             writer.key(&format!("{architecture}.{key}"), &Value::Integer(value));
         }
+    }
+    // Of the other architectures the files say it in another way.
+    if let Some(types) = config["layer_types"].as_array().filter(|_| architecture == "olmo2") {
+        let slides = types.iter().map(|kind| i64::from(kind == "sliding_attention"));
+        writer.key("olmo2.attention.sliding_window_pattern", &Value::Integers(slides.collect()));
     }
     let eps = config["rms_norm_eps"].as_f64().unwrap_or(1e-6);
     writer.key(&format!("{architecture}.attention.layer_norm_rms_epsilon"), &Value::Float(eps));
@@ -320,9 +325,13 @@ fn a_gguf_file_gives_the_same_bits_as_safetensors() {
     let dense = ["llama-plain", "llama-linear-tied", "llama-mlp-bias", "mistral-window", "qwen2-tied", "qwen3-tied"];
     let sparse = ["qwen3moe-plain", "mixtral-plain", "mixtral-window", "gptoss-plain", "gptoss-mxfp4"];
     let others = ["gemma2-plain", "gemma3-plain", "phi3-plain", "phi3-partial-tied", "phi3-long", "olmo2-plain"];
-    for case in dense.into_iter().chain(sparse).chain(others).chain(["smollm3-plain", "granite-plain", "granite-bias"])
-    {
+    let more = ["smollm3-plain", "granite-plain", "granite-bias", "olmo3-listed", "olmo3-yarn"];
+    for case in dense.into_iter().chain(sparse).chain(others).chain(more) {
         let mut golden = Golden::named(case);
+        if case == "olmo3-yarn" {
+            // The files do not have the factor that follows from the scaling; this case has another.
+            golden.config["rope_scaling"]["attention_factor"] = Json::Null;
+        }
         if case.starts_with("gemma") {
             // The files do not have the field: it is the width of a head in all models of these sizes.
             golden.config["query_pre_attn_scalar"] = golden.config["head_dim"].clone();
@@ -658,7 +667,6 @@ fn what_cannot_be_served_is_refused_with_a_reason() {
 fn a_window_that_would_be_lost_is_refused() {
     for (case, architecture) in [
         ("granite-plain", "granite"),
-        ("olmo2-plain", "olmo2"),
         ("qwen2-tied", "qwen2"),
         ("qwen3-tied", "qwen3"),
         ("qwen3moe-plain", "qwen3moe"),
@@ -676,14 +684,41 @@ fn a_window_that_would_be_lost_is_refused() {
     }
     let stretched = |factor: f64| {
         let more = [
-            ("olmo2.attention.sliding_window", Value::Integer(1 << 20)),
-            ("olmo2.rope.scaling.type", Value::Text("linear".into())),
-            ("olmo2.rope.scaling.factor", Value::Float(factor)),
+            ("qwen3.attention.sliding_window", Value::Integer(1 << 20)),
+            ("qwen3.rope.scaling.type", Value::Text("linear".into())),
+            ("qwen3.rope.scaling.factor", Value::Float(factor)),
         ];
-        gguf_with(&Golden::named("olmo2-plain"), &more)
+        gguf_with(&Golden::named("qwen3-tied"), &more)
     };
     open(stretched(2.0));
-    refused(stretched(4096.0), "olmo2.attention.sliding_window");
+    refused(stretched(4096.0), "qwen3.attention.sliding_window");
+}
+
+#[test]
+fn layers_of_olmo_3_have_the_windows_that_the_file_says() {
+    const PATTERN: &str = "olmo2.attention.sliding_window_pattern";
+    let mut golden = Golden::named("olmo3-listed");
+    let types = golden.config.as_object_mut().expect("an object").remove("layer_types").expect("types");
+    assert_eq!(types[0], "full_attention");
+    let windows = |pattern: Option<Value>| {
+        let more: Vec<_> = pattern.into_iter().map(|pattern| (PATTERN, pattern)).collect();
+        let checkpoint = open(gguf_with(&golden, &more));
+        assert_eq!(checkpoint.architecture(), "Olmo3ForCausalLM");
+        checkpoint.config().windows.clone()
+    };
+    let (none, some) = (None, Some(24));
+    assert_eq!(windows(Some(Value::Integers(vec![0, 1, 1]))), [none, some, some]);
+    assert_eq!(windows(Some(Value::Integer(2))), [some, none, some], "the last of each group of two sees all");
+    assert_eq!(windows(Some(Value::Integer(1))), [none; 3]);
+    assert_eq!(windows(None), [some; 3], "in groups of four");
+    let with = |key: &str, value: Value| gguf_with(&golden, &[(key, value)]);
+    refused(with(PATTERN, Value::Integers(vec![1, 0])), &format!("{PATTERN}: has 2 entries for 3 layers"));
+    refused(with(PATTERN, Value::Integer(0)), PATTERN);
+    refused(with(PATTERN, Value::Text("LLG".into())), PATTERN);
+    open(with("olmo2.rope.freq_base_swa", Value::Float(10_000.0)));
+    refused(with("olmo2.rope.freq_base_swa", Value::Float(5_000.0)), "olmo2.rope.freq_base_swa: is 5000");
+    let plain = gguf_with(&Golden::named("olmo2-plain"), &[("olmo2.attention.sliding_window", Value::Integer(0))]);
+    assert_eq!(open(plain).architecture(), "Olmo2ForCausalLM", "a window of 0 is none");
 }
 
 #[test]
