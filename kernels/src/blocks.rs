@@ -42,6 +42,7 @@ impl Layout {
         match dtype {
             DType::Bf16 | DType::F16 | DType::F32 => None,
             DType::Q8_0 | DType::Iq4Nl => layout(8, 0, 1, 0, false),
+            DType::Iq4Xs => layout(8, 0, 8, 1, false),
             DType::Q4_0 => layout(4, 8, 1, 0, false),
             DType::Q4_1 => layout(4, 0, 1, 0, true),
             DType::Q5_0 => layout(6, 16, 1, 0, false),
@@ -142,7 +143,7 @@ struct Subs {
     minima: [[u8; 2]; 8],
 }
 
-/// Values of IQ4_NL's codes.
+/// Values of the codes of IQ4_NL and IQ4_XS.
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice the values of MXFP4's codes (E2M1), plus 12: its zero.
 pub(crate) const LEVELS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
@@ -164,8 +165,9 @@ fn decode_block(dtype: DType, bytes: &[u8], values: &mut [u8], sub: &mut Subs) -
         DType::Q4_1 => nibbles(&bytes[4..20], values),
         DType::Iq4Nl => {
             nibbles(&bytes[2..18], values);
-            values.iter_mut().for_each(|value| *value = IQ4_NL[usize::from(*value)] as u8);
+            from_levels(values);
         }
+        DType::Iq4Xs => return decode_iq4xs(bytes, values, sub),
         DType::Q5_0 => fifth_bits(&bytes[2..6], &bytes[6..22], values),
         DType::Q5_1 => fifth_bits(&bytes[4..8], &bytes[8..24], values),
         DType::Q2K => return decode_q2k(bytes, values, sub),
@@ -188,6 +190,11 @@ fn nibbles(packed: &[u8], values: &mut [u8]) {
     for ((low, high), byte) in low.iter_mut().zip(high).zip(packed) {
         (*low, *high) = (byte & 15, byte >> 4);
     }
+}
+
+/// Replaces codes of IQ4_NL and IQ4_XS by their values.
+fn from_levels(values: &mut [u8]) {
+    values.iter_mut().for_each(|value| *value = IQ4_NL[usize::from(*value)] as u8);
 }
 
 fn fifth_bits(bits: &[u8], packed: &[u8], values: &mut [u8]) {
@@ -259,6 +266,20 @@ fn decode_q6k(bytes: &[u8], values: &mut [u8], sub: &mut Subs) -> [u16; 2] {
         sub.scales[i / 2][i % 2] = scale as i8;
     }
     [u16_at(bytes, 208), 0]
+}
+
+fn decode_iq4xs(bytes: &[u8], values: &mut [u8], sub: &mut Subs) -> [u16; 2] {
+    let (high, low, packed) = (u16_at(bytes, 2), &bytes[4..8], &bytes[8..136]);
+    for (packed, values) in packed.chunks_exact(16).zip(values.chunks_exact_mut(LINE)) {
+        nibbles(packed, values);
+    }
+    from_levels(values);
+    for (line, scales) in sub.scales.iter_mut().enumerate() {
+        let four = low[line / 2] >> (line % 2 * 4) & 15;
+        let two = (high >> (2 * line) & 3) as u8;
+        *scales = [(four | two << 4) as i8 - 32; 2];
+    }
+    [u16_at(bytes, 0), 0]
 }
 
 /// Half of `2^(exponent − 127)` in bf16, since the levels are twice the codes' values.

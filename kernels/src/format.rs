@@ -34,13 +34,15 @@ pub enum DType {
     Q6K,
     /// 4 bits as codes of 16 uneven levels, one scale per 32.
     Iq4Nl,
+    /// 4 bits as codes of the levels of IQ4_NL, scale of 6 bits per 32, one scale of those per 256.
+    Iq4Xs,
     /// 4 bits as E2M1 codes, one power of two per 32.
     Mxfp4,
 }
 
 impl DType {
     /// Every type, numbers first.
-    pub const ALL: [DType; 15] = [
+    pub const ALL: [DType; 16] = [
         DType::Bf16,
         DType::F16,
         DType::F32,
@@ -55,6 +57,7 @@ impl DType {
         DType::Q5K,
         DType::Q6K,
         DType::Iq4Nl,
+        DType::Iq4Xs,
         DType::Mxfp4,
     ];
 
@@ -75,6 +78,7 @@ impl DType {
             DType::Q5K => "q5_k",
             DType::Q6K => "q6_k",
             DType::Iq4Nl => "iq4_nl",
+            DType::Iq4Xs => "iq4_xs",
             DType::Mxfp4 => "mxfp4",
         }
     }
@@ -94,6 +98,7 @@ impl DType {
             DType::Q4K => (256, 144),
             DType::Q5K => (256, 176),
             DType::Q6K => (256, 210),
+            DType::Iq4Xs => (256, 136),
             DType::Mxfp4 => (32, 17),
         }
     }

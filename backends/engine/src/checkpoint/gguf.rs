@@ -140,7 +140,7 @@ fn stored(name: &str, architecture: &Architecture, config: &ModelConfig) -> Stor
 
 /// Type of a `ggml_type`; `Err` holds the name of one that this engine does not read.
 fn dtype(kind: u32) -> Result<DType, String> {
-    const OTHERS: [(u32, &str); 21] = [
+    const OTHERS: [(u32, &str); 20] = [
         (9, "Q8_1"),
         (15, "Q8_K"),
         (16, "IQ2_XXS"),
@@ -149,7 +149,6 @@ fn dtype(kind: u32) -> Result<DType, String> {
         (19, "IQ1_S"),
         (21, "IQ3_S"),
         (22, "IQ2_S"),
-        (23, "IQ4_XS"),
         (24, "I8"),
         (25, "I16"),
         (26, "I32"),
@@ -177,6 +176,7 @@ fn dtype(kind: u32) -> Result<DType, String> {
         13 => DType::Q5K,
         14 => DType::Q6K,
         20 => DType::Iq4Nl,
+        23 => DType::Iq4Xs,
         30 => DType::Bf16,
         39 => DType::Mxfp4,
         other => {
@@ -188,7 +188,7 @@ fn dtype(kind: u32) -> Result<DType, String> {
 
 /// Names of all types that can be read, for messages.
 const SUPPORTED: &str =
-    "supported: F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q5_0, Q5_1, Q4_K, Q4_0, Q4_1, Q3_K, Q2_K, IQ4_NL, MXFP4";
+    "supported: F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q5_0, Q5_1, Q4_K, Q4_0, Q4_1, Q3_K, Q2_K, IQ4_NL, IQ4_XS, MXFP4";
 
 impl Checkpoint {
     /// Checks a model in GGUF files; `files` are the bytes of its parts, in order.

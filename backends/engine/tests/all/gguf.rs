@@ -29,6 +29,7 @@ pub(crate) fn kind(dtype: DType) -> u32 {
         DType::Q5K => 13,
         DType::Q6K => 14,
         DType::Iq4Nl => 20,
+        DType::Iq4Xs => 23,
         DType::Mxfp4 => 39,
     }
 }
@@ -440,6 +441,7 @@ impl Noise {
             DType::Q5K => (0, 500.0, Some((2, 15.0))),
             DType::Q6K => (208, 1360.0, None),
             DType::Iq4Nl => (0, 69.0, None),
+            DType::Iq4Xs => (0, 1100.0, None),
             DType::Mxfp4 => (0, 5.0, None),
             DType::F16 | DType::F32 | DType::Bf16 => unreachable!("numbers have no blocks"),
         };

@@ -30,7 +30,8 @@ pub(super) fn kernel(form: Form) -> IntegerFn {
         (6, 0, true, false) => packed::<6, 0, true, false, false>,
         (6, 1, true, false) => packed::<6, 1, true, false, false>,
         (6, 2, false, true) => packed::<6, 2, false, true, false>,
-        (8, 0, false, false) => bytes,
+        (8, 0, false, false) => bytes::<0>,
+        (8, 1, false, false) => bytes::<1>,
         _ => super::portable::product,
     }
 }
@@ -262,41 +263,59 @@ unsafe fn signed<const R: usize>(values: *const u8, a: [*const i32; R], sums: &m
 /// # Safety
 /// As [`super::IntegerFn`], with AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn bytes(p: &IntegerProduct) {
+unsafe fn bytes<const SUBS: usize>(p: &IntegerProduct) {
     // SAFETY: C has `rows` rows of 32 values, nobody else's.
     unsafe { std::ptr::write_bytes(p.c, 0, p.rows * COLUMNS) };
-    let line_bytes = p.form.head_bytes() + p.form.line_bytes();
-    for k in 0..p.k_blocks {
-        let line = p.panel.wrapping_add(k * line_bytes);
-        let mut row = 0;
-        while row + 2 <= p.rows {
-            // SAFETY: the line and the rows exist.
-            unsafe { bytes_line::<2>(p, line, k, row) };
-            row += 2;
+    let (lines, head_bytes, line_bytes) = (p.form.layout().lines, p.form.head_bytes(), p.form.line_bytes());
+    let mut head = p.panel;
+    for first in (0..p.k_blocks).step_by(lines) {
+        let mut line = head.wrapping_add(head_bytes);
+        for k in first..first + lines {
+            let mut row = 0;
+            while row + 2 <= p.rows {
+                // SAFETY: the line and the rows exist.
+                unsafe { bytes_line::<2, SUBS>(p, head, line, k, row) };
+                row += 2;
+            }
+            if row < p.rows {
+                // SAFETY: as above.
+                unsafe { bytes_line::<1, SUBS>(p, head, line, k, row) };
+            }
+            line = line.wrapping_add(line_bytes);
         }
-        if row < p.rows {
-            // SAFETY: as above.
-            unsafe { bytes_line::<1>(p, line, k, row) };
-        }
+        head = line;
     }
 }
 
-/// One line of `R` rows of [`bytes`], from row `first` on.
+/// One line of `R` rows of [`bytes`], from row `first` on. `head`: scales of the line and its neighbours.
 ///
 /// # Safety
-/// As [`super::IntegerFn`]; the line and the rows exist.
+/// As [`super::IntegerFn`]; the scales, the line and the rows exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn bytes_line<const R: usize>(p: &IntegerProduct, line: *const u8, k: usize, first: usize) {
+unsafe fn bytes_line<const R: usize, const SUBS: usize>(
+    p: &IntegerProduct,
+    head: *const u8,
+    line: *const u8,
+    k: usize,
+    first: usize,
+) {
     let mut sums = [[_mm256_setzero_si256(); 4]; R];
     let a = std::array::from_fn(|row| p.a.wrapping_add((k * p.rows + first + row) * LINE).cast());
-    // SAFETY: the values follow the scales; a line of activations is 32 bytes.
-    unsafe { signed::<R>(line.wrapping_add(COLUMNS * 2), a, &mut sums) };
+    // SAFETY: the values follow the sub-scales; a line of activations is 32 bytes.
+    unsafe { signed::<R>(line.wrapping_add(SUBS * COLUMNS), a, &mut sums) };
     for (row, sums) in sums.iter().enumerate() {
         let x_scale = _mm256_set1_ps(read!(p.scales.wrapping_add(k * p.rows + first + row)));
         for (octet, &sum) in sums.iter().enumerate() {
-            // SAFETY: the line begins with 32 scales.
-            let scale = unsafe { scales::<false>(line.wrapping_add(octet * 16)) };
+            // SAFETY: the head has 32 scales.
+            let scale = unsafe { scales::<false>(head.wrapping_add(octet * 16)) };
+            let sum = if SUBS == 0 {
+                sum
+            } else {
+                // SAFETY: the line begins with its sub-scales, eight of them for these columns.
+                let sub = unsafe { _mm_loadl_epi64(line.wrapping_add(octet * 8).cast()) };
+                _mm256_mullo_epi32(sum, _mm256_cvtepi8_epi32(sub))
+            };
             // SAFETY: eight columns of a row of C.
             unsafe { add(p.c.wrapping_add((first + row) * COLUMNS + octet * 8), sum, scale, x_scale) };
         }

@@ -33,7 +33,8 @@ pub(super) fn kernel(form: Form) -> IntegerFn {
         (6, 0, true, false) => packed::<6, 0, true, false, false>,
         (6, 1, true, false) => packed::<6, 1, true, false, false>,
         (6, 2, false, true) => packed::<6, 2, false, true, false>,
-        (8, 0, false, false) => bytes,
+        (8, 0, false, false) => bytes::<0>,
+        (8, 1, false, false) => bytes::<1>,
         _ => super::portable::product,
     }
 }
@@ -318,8 +319,8 @@ unsafe fn signed<const R: usize, const G: usize>(values: *const u8, a: *const i8
 /// # Safety
 /// As [`super::IntegerFn`], with AVX-512 F and VNNI.
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn bytes(p: &IntegerProduct) {
-    all_rows!(p, bytes_rows);
+unsafe fn bytes<const SUBS: usize>(p: &IntegerProduct) {
+    all_rows!(p, bytes_rows, SUBS);
 }
 
 /// `R` rows of [`bytes`] from row `first` on, and `G` groups of sixteen columns from `group` on.
@@ -328,27 +329,41 @@ unsafe fn bytes(p: &IntegerProduct) {
 /// As [`super::IntegerFn`]; the rows and groups exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn bytes_rows<const R: usize, const G: usize>(p: &IntegerProduct, first: usize, group: usize) {
-    let line_bytes = p.form.head_bytes() + p.form.line_bytes();
+unsafe fn bytes_rows<const R: usize, const G: usize, const SUBS: usize>(
+    p: &IntegerProduct,
+    first: usize,
+    group: usize,
+) {
+    let (lines, head_bytes, line_bytes) = (p.form.layout().lines, p.form.head_bytes(), p.form.line_bytes());
     let mut c = [[_mm512_setzero_ps(); G]; R];
+    let (mut head, mut line) = (p.panel, p.panel);
     for k in 0..p.k_blocks {
-        let (line, at) = (p.panel.wrapping_add(k * line_bytes), k * p.rows + first);
+        if k % lines == 0 {
+            head = line;
+            line = line.wrapping_add(head_bytes);
+        }
+        let at = k * p.rows + first;
         let mut sums: [[__m512i; G]; R] = std::array::from_fn(|row| {
             let [one, other] = halves(read!(p.sums.wrapping_add(at + row)));
             [_mm512_set1_epi32(-128 * (one + other)); G]
         });
-        // SAFETY: the values follow the scales, and the rows exist.
+        // SAFETY: the values follow the sub-scales, and the rows exist.
         unsafe {
-            signed(line.wrapping_add(COLUMNS * 2 + group * 64), p.a.wrapping_add(at * LINE), &mut sums);
+            signed(line.wrapping_add(SUBS * COLUMNS + group * 64), p.a.wrapping_add(at * LINE), &mut sums);
         };
         for g in 0..G {
-            // SAFETY: the line begins with 32 scales.
-            let scale = unsafe { scales::<false>(line.wrapping_add((group + g) * 32)) };
+            // SAFETY: the head has 32 scales.
+            let scale = unsafe { scales::<false>(head.wrapping_add((group + g) * 32)) };
+            // SAFETY: the line begins with its sub-scales.
+            let sub = (SUBS > 0).then(|| unsafe { factors::<true>(line.wrapping_add((group + g) * 16)) });
             for (row, (c, sums)) in c.iter_mut().zip(&sums).enumerate() {
                 let x_scale = _mm512_set1_ps(read!(p.scales.wrapping_add(at + row)));
-                c[g] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[g]), _mm512_mul_ps(scale, x_scale), c[g]);
+                let sum = _mm512_cvtepi32_ps(sums[g]);
+                let sum = sub.map_or(sum, |sub| _mm512_mul_ps(sum, sub));
+                c[g] = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, x_scale), c[g]);
             }
         }
+        line = line.wrapping_add(line_bytes);
     }
     // SAFETY: the rows and groups exist.
     unsafe { store(p, first, group, &c) };

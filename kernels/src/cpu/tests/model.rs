@@ -170,6 +170,7 @@ impl Noise {
             DType::Q5K => (0, 500.0, Some((2, 15.0))),
             DType::Q6K => (208, 1360.0, None),
             DType::Iq4Nl => (0, 69.0, None),
+            DType::Iq4Xs => (0, 1100.0, None),
             DType::Mxfp4 => (0, 5.0, None),
             DType::F16 | DType::F32 | DType::Bf16 => unreachable!("numbers have no blocks"),
         };
