@@ -2,13 +2,41 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use penstock_store::Store;
+use penstock_store::{Store, StoreError};
 use penstock_telemetry::Gauge;
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
 
+use crate::claims::Claims;
 use crate::event_log::Logs;
 use crate::saving::Saving;
+
+/// Longest time for which work waits for a store that fails: a restart, a failover, a repair.
+const OUTAGE_MAX: Duration = Duration::from_secs(15 * 60);
+/// Pause before a store that failed is asked again.
+const STORE_AGAIN: Duration = Duration::from_secs(1);
+
+/// Asks the store until it answers, for work that has been done and paid for: an answer is not lost, or made a second
+/// time, since the store was away when it was ready. A store that is full or busy is waited for without end, another
+/// failure is returned after 15 minutes. `ask` may have taken effect when its answer is lost, so it has to be one that
+/// can be asked twice.
+pub(crate) async fn patiently<T, A>(object: &str, mut ask: impl FnMut() -> A) -> Result<T, StoreError>
+where
+    A: Future<Output = Result<T, StoreError>>,
+{
+    let end = Instant::now() + OUTAGE_MAX;
+    loop {
+        let error = match ask().await {
+            Err(error @ (StoreError::Full | StoreError::Busy)) => error,
+            Err(error @ StoreError::Broken(_)) if Instant::now() < end => error,
+            answer => return answer,
+        };
+        tracing::warn!(object, %error, "background work waits for the store");
+        sleep(STORE_AGAIN).await;
+    }
+}
 
 /// Gauges of the batch work in this process, for `/metrics`.
 #[derive(Debug, Default)]
@@ -27,6 +55,8 @@ pub struct Keeper {
     pub(crate) wake: Notify,
     /// Notification of new work for the runner of background responses.
     pub(crate) wake_responses: Notify,
+    /// Claims on the batches and background responses that run in this process.
+    pub(crate) claims: Arc<Claims>,
     /// Responses that were answered and are being saved.
     pub(crate) saving: Saving,
     /// Events of responses that are streamed in the background.
@@ -45,6 +75,7 @@ impl Keeper {
     /// Handle on `store`, with nothing running and nothing being saved.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self {
+            claims: Claims::new(store.clone()),
             store,
             wake: Notify::new(),
             wake_responses: Notify::new(),
@@ -81,5 +112,33 @@ impl Keeper {
             ]
             .map(|(gauge, value)| (gauge, String::new(), value)),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Asks that fail so often with an error, and are answered then. Returns the answer and the number of asks.
+    async fn asked(failures: u32, error: StoreError) -> (Result<u32, StoreError>, u32) {
+        let mut asks = 0;
+        let answer = patiently("resp_a", || {
+            asks += 1;
+            let answer = if asks > failures { Ok(7) } else { Err(error.clone()) };
+            async { answer }
+        });
+        (answer.await, asks)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_waits_for_a_store_that_is_away_and_not_for_ever() {
+        let broken = StoreError::Broken("gone".into());
+        assert_eq!(asked(60, broken.clone()).await, (Ok(7), 61), "a restart of a minute");
+        assert_eq!(asked(5000, StoreError::Full).await, (Ok(7), 5001), "space comes when somebody makes some");
+        let (answer, asks) = asked(u32::MAX, broken.clone()).await;
+        assert_eq!(answer, Err(broken));
+        assert!((OUTAGE_MAX.as_secs()..OUTAGE_MAX.as_secs() + 5).contains(&u64::from(asks)), "{asks} asks");
+        let (answer, asks) = asked(9, StoreError::Misuse("a bug")).await;
+        assert_eq!((answer, asks), (Err(StoreError::Misuse("a bug")), 1));
     }
 }

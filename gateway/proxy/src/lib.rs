@@ -12,6 +12,7 @@ mod background_answer;
 mod batch_text;
 pub mod batches;
 mod certificate;
+mod claims;
 pub mod console_answer;
 pub mod descriptors;
 pub mod dry_run;

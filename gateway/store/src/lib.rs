@@ -1,7 +1,7 @@
 //! Durable state of the gateway: files, batches, stored responses, completions and conversations; issued keys, the ledger, the audit log, configs.
 //!
 //! There is one trait per purpose ([`Files`], [`Batches`], [`Responses`], [`Objects`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`],
-//! [`People`], [`Secrets`]), async because a store may be across a network; [`Sqlite`] needs no server. Counts shared by several
+//! [`People`], [`Secrets`], [`WorkClaims`]), async because a store may be across a network; [`Sqlite`] needs no server. Counts shared by several
 //! gateways go through [`Counters`]. Two rules hold for every store. **A tenant sees only its own objects**: every
 //! operation on behalf of a client names its [`Tenant`], and objects of another are treated as missing; lists across tenants are the
 //! operator's ([`Inventory`]). **A result
@@ -15,6 +15,7 @@
 mod audit;
 mod batches;
 mod cache;
+mod claims;
 mod configs;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
@@ -46,6 +47,7 @@ pub use batches::{
     NewLine, OpenBatch,
 };
 pub use cache::{CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache};
+pub use claims::{WorkClaim, WorkClaims};
 pub use configs::{CONFIG_BYTES_MAX, ConfigRecord, Configs, NewConfig};
 pub use counters::{ASKS_MAX, Ask, Begun, Counters, Grant, Kept, MemoryCounters, Settlement, Window, is_counter_name};
 pub use error::StoreError;
@@ -95,10 +97,11 @@ pub struct Stats {
 /// Store of all durable state: files, batches, responses, keys, ledger, audit log, configs and identities.
 #[async_trait]
 pub trait Store:
-    Files + Batches + Inventory + Responses + Objects + Keys + Ledger + Audit + Configs + People + Secrets
+    Files + Batches + Inventory + Responses + Objects + Keys + Ledger + Audit + Configs + People + Secrets + WorkClaims
 {
-    /// Tries to become the leader: the one process that runs stored work (batches, background responses, sweeps). A
-    /// leader stays it until it ends or a server ends its connection, so ask again before each piece of work.
+    /// Tries to become the leader: the one process that begins stored work (batches, background responses, sweeps). A
+    /// leader stays it until it ends or a server ends its connection, so ask again before each piece of work, and claim
+    /// the work ([`WorkClaims`]): a leader that lost its connection may still run what it began.
     async fn lead(&self) -> Result<bool, StoreError>;
 
     /// Gives the lead up, so that another process can take it before this one has ended.

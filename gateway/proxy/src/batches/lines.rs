@@ -20,6 +20,7 @@ use super::slots::Queue;
 use crate::background_answer::{Whole, answer_whole};
 use crate::batch_text::{self, MESSAGES, error_line, message_line, result_line, surface_of};
 use crate::handler::caught;
+use crate::keeper::patiently;
 use penstock_auth::Principal;
 use penstock_base::asker::Asker;
 use penstock_base::clock::unix_seconds;
@@ -42,8 +43,6 @@ const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Code of the error of lines that are not run, since the tenant's batches keep as much as they may.
 const QUOTA: &str = "storage_quota_exceeded";
-/// Pause before the next attempt to store a result that the store did not take.
-const KEEP_PAUSE: Duration = Duration::from_secs(1);
 
 /// State that the lines of one batch share: its ids, endpoint and deadline.
 struct Job {
@@ -108,7 +107,7 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
     let (mut page, mut from, mut dry) = (VecDeque::new(), 0, false);
     loop {
         if page.is_empty() && !dry {
-            page.extend(store.waiting_lines(&job.id, from, PAGE_LINES).await?);
+            page.extend(patiently(job.id.as_str(), || store.waiting_lines(&job.id, from, PAGE_LINES)).await?);
             dry = page.is_empty();
             from = page.back().map_or(from, |line: &Line| line.line + 1);
         }
@@ -138,7 +137,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
             return Ok(());
         }
         let bytes_max = gateway.serving().config.batches.key_output_bytes_max;
-        if job.output.is_full(keeper.store.as_ref(), bytes_max).await? {
+        if patiently(job.id.as_str(), || job.output.is_full(keeper.store.as_ref(), bytes_max)).await? {
             drop(slot);
             let result = refused(&job, &line, bytes_max);
             let pending = job.output.hold(&result);
@@ -199,7 +198,8 @@ async fn answer(job: &Job, line: &Line, request_id: &str) -> Result<Result<Whole
         Err(failure) => return Ok(Err(failure)),
     };
     let range = line.at..line.at + u64::from(line.bytes);
-    let text = job.bench.keeper().store.read(&job.tenant, &job.input, range).await?;
+    let store = &job.bench.keeper().store;
+    let text = patiently(job.id.as_str(), || store.read(&job.tenant, &job.input, range.clone())).await?;
     let text = text.ok_or(StoreError::Misuse("the input file of the batch is gone"))?;
     Ok(answer_text(job, text, lease, &principal, request_id).await)
 }
@@ -283,7 +283,7 @@ fn refused(job: &Job, line: &Line, bytes_max: u64) -> LineResult {
     LineResult { ok: false, text: error_line(&id, &line.custom_id, QUOTA, &message) }
 }
 
-/// Stores a result; waits for a store that is full or busy, since the line has run and may have been paid for.
+/// Stores a result; waits for a store that is full or away, since the line has run and may have been paid for.
 async fn keep(
     job: &Job,
     line: &Line,
@@ -292,22 +292,11 @@ async fn keep(
     pending: Pending<'_>,
 ) -> Result<(), StoreError> {
     let store = &job.bench.keeper().store;
-    loop {
-        match store.finish_line(&job.id, line.line, result.clone()).await {
-            Ok(first) => {
-                if first {
-                    pending.stored().await;
-                    job.bench.gateway.metrics.count(Metric::BatchLines, &[("outcome", outcome)]);
-                }
-                return Ok(());
-            }
-            Err(error @ (StoreError::Full | StoreError::Busy)) => {
-                tracing::warn!(batch = %job.id, line = line.line, %error, "a batch result waits: the store does not take it now");
-                sleep(KEEP_PAUSE).await;
-            }
-            Err(error) => return Err(error),
-        }
+    if patiently(job.id.as_str(), || store.finish_line(&job.id, line.line, result.clone())).await? {
+        pending.stored().await;
+        job.bench.gateway.metrics.count(Metric::BatchLines, &[("outcome", outcome)]);
     }
+    Ok(())
 }
 
 /// Guard that keeps a gauge one higher for as long as it lives.

@@ -2,8 +2,8 @@
 //!
 //! The store is the truth; memory holds only the lines that run at the moment. A line runs at least once (a crash in
 //! the middle runs it again), and its result is stored exactly once, in the transaction that takes the line off the
-//! list. So a killed gateway goes on where the store says. Of several gateways on one store, one leads and runs
-//! batches; the others serve.
+//! list. So a killed gateway goes on where the store says. Of several gateways on one store, one leads and begins
+//! batches, each under a claim (`claims`); a gateway that has lost the lead goes on with those that it has begun.
 //!
 //! ```text
 //! store ──open batches──▶ turn ──one task per batch──▶ validate ─▶ lines ─▶ finish ──▶ store
@@ -71,21 +71,39 @@ pub fn start(gateway: Arc<Gateway>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Runs until another process serves and the running work has ended; then gives up the lead, so that the other process
-/// can take it.
+/// Runs until another process serves and the running work has ended; then gives up claims and the lead, so that the
+/// other process can take them.
 async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, false);
     let batches = async { tokio::join!(run(gateway.clone()), background::run(gateway.clone())) };
     tokio::select! {
         _ = batches => {}
         () = ticks::run(gateway.clone()) => {}
+        () = keep_claims(&gateway) => {}
     }
-    if let Some(keeper) = gateway.keeper()
-        && let Err(error) = keeper.store.resign().await
-    {
-        tracing::warn!(%error, "leadership for batches could not be given up: the next process takes over when this one has ended");
+    if let Some(keeper) = gateway.keeper() {
+        if let Err(error) = keeper.claims.release_ended().await {
+            tracing::debug!(%error, "claims on ended work could not be given up: they lapse");
+        }
+        if let Err(error) = keeper.store.resign().await {
+            tracing::warn!(%error, "leadership for batches could not be given up: the next process takes over when this one has ended");
+        }
     }
     gateway.rest(Beside::Batches, true);
+}
+
+/// Renews the claims on what runs here, without end.
+async fn keep_claims(gateway: &Gateway) {
+    match gateway.keeper() {
+        Some(keeper) => {
+            let wake = || {
+                keeper.wake.notify_one();
+                keeper.wake_responses.notify_one();
+            };
+            keeper.claims.keep(wake).await;
+        }
+        None => std::future::pending().await,
+    }
 }
 
 /// State that the running batches share: the gateway, the slots for lines and what their results keep.
@@ -154,7 +172,8 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
 }
 
 /// Looks at the store once: starts batches that wait, cancels those that are to be cancelled. `false`: another gateway
-/// leads. While this process leaves, it keeps the lead until its last line has ended, and begins nothing.
+/// leads; this one only goes on with the batches that it has begun. While this process leaves, it keeps the lead until
+/// its last line has ended, and begins nothing.
 async fn turn(
     bench: &Arc<Bench>,
     tasks: &mut JoinSet<()>,
@@ -162,17 +181,16 @@ async fn turn(
 ) -> Result<bool, StoreError> {
     let keeper = bench.keeper();
     active.retain(|_, running| !running.task.is_finished());
-    if bench.gateway.is_leaving() {
+    let is_leaving = bench.gateway.is_leaving();
+    let leads = (!is_leaving || !active.is_empty()) && keeper.store.lead().await?;
+    if is_leaving || !leads {
         for (id, running) in &*active {
             let batch = keeper.store.batch(&running.tenant, id).await?;
             if batch.is_none_or(|batch| batch.status == BatchStatus::Cancelling) {
                 running.cancel.send_replace(true);
             }
         }
-        return Ok(!active.is_empty() && keeper.store.lead().await?);
-    }
-    if !keeper.store.lead().await? {
-        return Ok(false);
+        return Ok(leads);
     }
     for open in keeper.store.open_batches(LOOK_MAX).await? {
         match active.get(&open.batch.id) {
@@ -180,6 +198,7 @@ async fn turn(
                 running.cancel.send_replace(true);
             }
             Some(_) => {}
+            None if keeper.claims.is_elsewhere(open.batch.id.as_str()) => {}
             None if may_start(active, &open.tenant) => {
                 let (cancel, cancelled) = watch::channel(false);
                 let (id, tenant) = (open.batch.id.clone(), open.tenant.clone());
@@ -218,12 +237,29 @@ async fn sweep(gateway: &Gateway, keeper: &Keeper) -> Result<(), StoreError> {
 /// from the store.
 async fn attend(bench: Arc<Bench>, open: OpenBatch, cancelled: watch::Receiver<bool>) {
     let id = open.batch.id.clone();
-    if let Err(error) = drive(&bench, open, cancelled).await {
+    if let Err(error) = claimed(&bench, open, cancelled).await {
         tracing::warn!(batch = %id, %error, "a batch pauses: the store failed");
         sleep(STORE_PAUSE).await;
     }
     // There may be a batch that waits for this one's place.
     bench.keeper().wake.notify_one();
+}
+
+/// Takes a batch to its end under a claim, for as long as this process has the claim.
+async fn claimed(bench: &Arc<Bench>, open: OpenBatch, cancelled: watch::Receiver<bool>) -> Result<(), StoreError> {
+    let id = open.batch.id.clone();
+    // Another gateway has begun it since the last look at the claims.
+    let Some(mut claim) = bench.keeper().claims.take(id.as_str()).await? else { return Ok(()) };
+    let done = tokio::select! {
+        biased;
+        () = claim.lost() => {
+            tracing::warn!(batch = %id, "a batch stops: another gateway of the store has taken it over");
+            Ok(())
+        }
+        done = drive(bench, open, cancelled) => done,
+    };
+    claim.release().await;
+    done
 }
 
 async fn drive(bench: &Arc<Bench>, open: OpenBatch, mut cancelled: watch::Receiver<bool>) -> Result<(), StoreError> {

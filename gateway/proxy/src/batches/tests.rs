@@ -134,6 +134,8 @@ struct Bed {
     store: Arc<dyn Store>,
     script: Arc<Script>,
     runner: tokio::task::JoinHandle<()>,
+    /// Renewal of the claims on what runs.
+    renewal: tokio::task::JoinHandle<()>,
 }
 
 impl Bed {
@@ -152,7 +154,8 @@ impl Bed {
         .with_store(store.clone())
         .shared();
         let runner = tokio::spawn(run(gateway.clone()));
-        Self { gateway, store, script, runner }
+        let renewal = renewal(&gateway);
+        Self { gateway, store, script, runner, renewal }
     }
 
     async fn batch(&self, tenant: &Tenant, file: &str, expires: u64) -> BatchId {
@@ -215,7 +218,13 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         self.runner.abort();
+        self.renewal.abort();
     }
+}
+
+fn renewal(gateway: &Arc<Gateway>) -> tokio::task::JoinHandle<()> {
+    let gateway = gateway.clone();
+    tokio::spawn(async move { keep_claims(&gateway).await })
 }
 
 fn memory() -> Arc<dyn Store> {
@@ -467,6 +476,69 @@ async fn a_background_response_is_cancelled_in_the_process_that_leaves() {
     assert!(bed.store.update_response(&id, change, None).await.expect("changed"));
     bed.hangs(0).await;
     Bed::rests(&mut runner).await;
+}
+
+/// The store of these tests makes everybody the leader, as a lost session makes a second one.
+#[tokio::test]
+async fn a_batch_that_a_living_gateway_runs_is_left_alone() {
+    let one = Bed::new(memory(), "");
+    let id = one.batch(&nobody(), &file(&["ok", "hang"]), tomorrow()).await;
+    one.hangs(1).await;
+    let two = Bed::new(one.store.clone(), "");
+    let other = two.batch(&nobody(), &file(&["ok"]), tomorrow()).await;
+    assert_eq!(two.ended(&nobody(), &other).await.status, BatchStatus::Completed);
+    // Several times as long as the other needs to be taken for dead.
+    sleep(Duration::from_secs(1)).await;
+    two.hangs(0).await;
+    let calls = [&one, &two].map(|bed| bed.script.opened.load(Ordering::SeqCst)).iter().sum::<usize>();
+    assert_eq!(calls, 3, "each line once");
+
+    // One is cut off from the store: its batch goes on at two, and one stops it when it is back.
+    one.renewal.abort();
+    two.hangs(1).await;
+    one.hangs(1).await;
+    let renewal = renewal(&one.gateway);
+    one.hangs(0).await;
+    sleep(Duration::from_millis(200)).await;
+    two.hangs(1).await;
+    one.hangs(0).await;
+    renewal.abort();
+    let batch = two.store.batch(&nobody(), &id).await.expect("read").expect("there");
+    assert_eq!((batch.status, batch.counts.completed, batch.counts.failed), (BatchStatus::InProgress, 1, 0));
+}
+
+#[tokio::test]
+async fn a_streamed_response_that_a_living_gateway_runs_is_not_ended() {
+    let one = Bed::new(memory(), "");
+    let runner = tokio::spawn(background::run(one.gateway.clone()));
+    let record = queued_response(r#"{"model":"m","input":"hang","background":true,"stream":true}"#);
+    let id = record.id.clone();
+    let room = ResponseRoom { tenant_max: 10, tenant_bytes_max: 1 << 20, bytes_max: 1 << 20 };
+    one.store.save_response(&nobody(), record, room).await.expect("saved");
+    one.gateway.keeper().expect("a store").wake_responses.notify_one();
+    one.hangs(1).await;
+    let state = async || {
+        let state = one.store.response_state(&nobody(), &id).await.expect("read");
+        state.expect("there").status
+    };
+    let two = Bed::new(one.store.clone(), "");
+    let second = tokio::spawn(background::run(two.gateway.clone()));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(state().await, ResponseStatus::InProgress);
+    assert_eq!(two.script.opened.load(Ordering::SeqCst), 0);
+
+    // A gateway that is gone cannot go on, and clients have had its events.
+    runner.abort();
+    one.renewal.abort();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while state().await != ResponseStatus::Ended {
+        assert!(Instant::now() < deadline, "it is not ended");
+        sleep(Duration::from_millis(5)).await;
+    }
+    let body = one.store.response(&nobody(), &id).await.expect("read").expect("there").body;
+    assert!(String::from_utf8_lossy(&body).contains("\"failed\""), "{body:?}");
+    assert_eq!(two.script.opened.load(Ordering::SeqCst), 0);
+    second.abort();
 }
 
 /// As long as this process has the lead, no other one can delete what has expired, and make room for results.

@@ -6,6 +6,9 @@
 //! A response that is streamed keeps its events (`events`) while it is answered. Once one of them may have been told, the
 //! answer is not begun again: a failure, or a killed gateway, ends the response as failed.
 //!
+//! Of several gateways on one store the leader begins responses, each under a claim (`claims`). A gateway that has lost
+//! the lead goes on with those that it has begun, and the next leader leaves them alone while it lives.
+//!
 //! Keys share the places (`places`). A place is held for one attempt: a response that waits for its next one, because
 //! an upstream failed or its key's own limit is used up, rests in the store meanwhile.
 
@@ -21,7 +24,8 @@ use penstock_dialects::openai::{
 };
 use penstock_proto::ErrorKind;
 use penstock_store::{
-    ObjectId, OpenResponse, ResponseChange, ResponseId, ResponseRecord, ResponseStatus, StoreError, Tenant,
+    ObjectId, OpenResponse, ResponseChange, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, StoreError,
+    Tenant,
 };
 use penstock_types::{AnswerMeta, Bounds, ChatEvent, Surface, WholeCollector};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
@@ -36,6 +40,7 @@ use crate::background_answer::answer_events;
 use crate::event_log::Log;
 use crate::gateway::Gateway;
 use crate::handler::caught;
+use crate::keeper::patiently;
 use penstock_base::asker::Asker;
 use penstock_base::error::Failure;
 use penstock_config::StoreConfig;
@@ -101,7 +106,7 @@ struct Waiting {
 
 /// Outcome of one attempt at a background response.
 enum Left {
-    /// The response has ended, and the store has its result.
+    /// The response has ended, and the store has its result; or another gateway runs it.
     Ended,
     /// The response is tried again after a pause; the flag says whether the attempt counts.
     Again(Duration, bool),
@@ -122,7 +127,8 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
     let Some(keeper) = gateway.keeper().cloned() else { return };
     let mut runner = Runner::default();
     loop {
-        if let Err(error) = runner.turn(&gateway).await {
+        let looked = runner.turn(&gateway).await;
+        if let Err(error) = &looked {
             tracing::warn!(%error, "background responses could not be read from the store");
         }
         keeper.responses_running.store(runner.active.len() as u64, Ordering::Relaxed);
@@ -130,7 +136,9 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
             return;
         }
         let look = Instant::now() + POLL;
-        let next = runner.resting.values().map(|rest| rest.until).min().map_or(look, |until| until.min(look));
+        // A store that fails is not asked again at once for a response whose rest is over.
+        let rests = runner.resting.values().map(|rest| rest.until).filter(|_| looked.is_ok());
+        let next = rests.min().map_or(look, |until| until.min(look));
         tokio::select! {
             () = keeper.wake_responses.notified() => {}
             () = sleep_until(next) => {}
@@ -167,13 +175,10 @@ impl Runner {
         while let Some(ended) = self.tasks.try_join_next() {
             self.left(ended);
         }
-        if gateway.is_leaving() {
-            // Responses that wait here are run by the other process, which also takes their cancellations.
+        if gateway.is_leaving() || !keeper.store.lead().await? {
+            // Responses that wait here are run by the process that leads, or will lead; those that run are this one's.
             self.resting.clear();
             return self.stop_closed(gateway, &[]).await;
-        }
-        if !keeper.store.lead().await? {
-            return Ok(());
         }
         keeper.response_bytes.store(keeper.store.response_bytes().await?, Ordering::Relaxed);
         let open = keeper.store.open_responses(OF_KEY_MAX, LOOK_MAX).await?;
@@ -185,7 +190,7 @@ impl Runner {
         let mut looked_at: HashSet<ObjectId> = HashSet::new();
         for OpenResponse { tenant, id } in open {
             match resting.remove(&id) {
-                _ if self.active.contains_key(&id) => {}
+                _ if self.active.contains_key(&id) || keeper.claims.is_elsewhere(id.as_str()) => {}
                 Some(rest)
                     if rest.until > now || rest.locked.as_ref().is_some_and(|(at, _)| looked_at.contains(at)) =>
                 {
@@ -234,11 +239,30 @@ impl Runner {
 
 /// Runs one attempt. When the store fails, a later attempt begins again.
 async fn attend(gateway: Arc<Gateway>, tenant: Tenant, id: ResponseId, attempts: u32) -> (ResponseId, Left) {
-    let left = Box::pin(drive(&gateway, &tenant, &id, attempts)).await.unwrap_or_else(|error| {
+    let left = Box::pin(claimed(&gateway, &tenant, &id, attempts)).await.unwrap_or_else(|error| {
         tracing::warn!(response = %id, %error, "a background response pauses: the store failed");
         Left::Again(STORE_PAUSE, false)
     });
     (id, left)
+}
+
+/// Runs one attempt under a claim on the response, for as long as this process has the claim.
+async fn claimed(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u32) -> Result<Left, StoreError> {
+    let Some(keeper) = gateway.keeper() else { return Ok(Left::Ended) };
+    // Another gateway has begun it since the last look at the claims.
+    let Some(mut claim) = keeper.claims.take(id.as_str()).await? else { return Ok(Left::Ended) };
+    let left = tokio::select! {
+        biased;
+        () = claim.lost() => {
+            tracing::warn!(response = %id, "a background response stops: another gateway of the store has taken it over");
+            // The store says how it goes on.
+            keeper.logs.find(id).iter().for_each(|log| log.close());
+            Ok(Left::Ended)
+        }
+        left = drive(gateway, tenant, id, attempts) => left,
+    };
+    claim.release().await;
+    left
 }
 
 async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u32) -> Result<Left, StoreError> {
@@ -317,7 +341,8 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     };
     let form = resolved.form.clone();
     let begun = form.resource(&meta(&response), Word::InProgress, b"", None);
-    if !store.update_response(id, open_as(ResponseStatus::InProgress, begun), None).await? {
+    let begun = open_as(ResponseStatus::InProgress, begun);
+    if !patiently(id.as_str(), || store.update_response(id, begun.clone(), None)).await? {
         return Ok(Left::Ended);
     }
     let open = Open { tenant, response: &response, form: &form, log: ending.log.as_deref() };
@@ -327,7 +352,8 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         Err(left) => {
             // Nothing was told yet, so whoever goes on, after a restart too, may begin anew.
             if is_streamed {
-                store.update_response(id, open_as(ResponseStatus::Queued, response.body.clone()), None).await?;
+                let queued = open_as(ResponseStatus::Queued, response.body.clone());
+                patiently(id.as_str(), || store.update_response(id, queued.clone(), None)).await?;
             }
             return Ok(left);
         }
@@ -335,7 +361,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     let FinishedResponse { body, output, status } = finished;
     let events = ending.log.as_ref().map_or_else(Bytes::new, |log| log.document(&last));
     let change = ResponseChange { status: ResponseStatus::Ended, body, output: output.clone(), events };
-    match store.update_response(id, change, Some(room(&config.store))).await {
+    match end(keeper, tenant, id, &change, Some(room(&config.store))).await {
         Err(StoreError::Quota { .. }) => {
             let message = "The answer does not fit into what this key may keep (store.key_response_bytes_max).";
             ending.failed("server_error", message.into()).await?;
@@ -355,6 +381,32 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         Err(error) => return Err(error),
     }
     Ok(Left::Ended)
+}
+
+/// Ends a response in the store, which is waited for while it is away. `false`: the response was ended or deleted by
+/// somebody else.
+async fn end(
+    keeper: &Keeper,
+    tenant: &Tenant,
+    id: &ResponseId,
+    change: &ResponseChange,
+    room: Option<ResponseRoom>,
+) -> Result<bool, StoreError> {
+    let store = &keeper.store;
+    let mut asked = 0;
+    let ended = patiently(id.as_str(), || {
+        asked += 1;
+        store.update_response(id, change.clone(), room)
+    });
+    if ended.await? {
+        return Ok(true);
+    }
+    if asked < 2 {
+        return Ok(false);
+    }
+    // An ask whose answer was lost may have ended it.
+    let kept = patiently(id.as_str(), || store.response(tenant, id)).await?;
+    Ok(kept.is_some_and(|kept| kept.status == ResponseStatus::Ended && kept.body == change.body))
 }
 
 /// Lease for the texts of a response, `bytes` in all. The lease counts towards the key's share, or towards none where the
@@ -414,7 +466,8 @@ impl Ending<'_> {
         let last = self.form.closing_event(&self.meta, number, Word::Failed, Some(&failure));
         // Whatever was streamed is part of no answer: only the end is kept.
         let change = ResponseChange { status: ResponseStatus::Ended, body, output, events: last.clone() };
-        let changed = self.keeper.store.update_response(self.id, change, None).await?;
+        let store = &self.keeper.store;
+        let changed = patiently(self.id.as_str(), || store.update_response(self.id, change.clone(), None)).await?;
         // Where it was cancelled or deleted meanwhile, clients that follow are told so by the store.
         self.log.iter().for_each(|log| if changed { log.end(&last) } else { log.close() });
         Ok(())

@@ -35,7 +35,12 @@ pub(crate) fn failed(error: StoreError) -> Failure {
             let failure = Failure::new(ErrorKind::Overloaded, "The gateway's storage is busy.").log(error.to_string());
             failure.retry_after(Duration::from_secs(1))
         }
-        StoreError::Lost | StoreError::Misuse(_) | StoreError::Broken(_) => Failure::internal(error.to_string()),
+        // A restart or a failover of the server: the request is not at fault, and can be made again.
+        StoreError::Broken(_) => {
+            let message = "The gateway's storage cannot be reached or used now.";
+            Failure::new(ErrorKind::Unavailable, message).log(error.to_string())
+        }
+        StoreError::Lost | StoreError::Misuse(_) => Failure::internal(error.to_string()),
     }
 }
 

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::{
     BatchId, BatchStatus, CHUNK_BYTES_MAX, Cancelled, Counts, Deleted, EndedBatch, FileId, InventoryFilter, LineResult,
     Listed, NewBatch, NewFile, NewLine, Order, Page, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
-    ResponseStatus, Store, StoreError, Tenant,
+    ResponseStatus, Store, StoreError, Tenant, WorkClaim,
 };
 
 /// Runs all checks of this module.
@@ -14,6 +14,7 @@ pub(super) async fn all(store: &dyn Store) {
     files_have_quotas_and_are_swept(store).await;
     lists_have_pages(store).await;
     a_batch_lives_from_creation_to_end(store).await;
+    work_is_claimed_once(store).await;
     a_result_counts_once(store).await;
     batches_are_cancelled_and_bounded(store).await;
     old_batches_make_place(store).await;
@@ -643,5 +644,35 @@ async fn a_secret_is_made_once(store: &dyn Store) {
     assert_ne!(store.secret("other", &[3; 32]).await.expect("kept"), first);
     for (name, value) in [("", vec![1]), ("a", Vec::new()), ("a", vec![1; 257]), ("a\0", vec![1])] {
         assert!(matches!(store.secret(name, &value).await, Err(StoreError::Misuse(_))), "{name:?}");
+    }
+}
+
+/// Work has one holder at a time; a claim that was renewed is not forgotten, and a lost one is not renewed.
+async fn work_is_claimed_once(store: &dyn Store) {
+    let others = async |of: &str| {
+        let found = store.claims_of_others(of, 100).await.expect("listed");
+        found.into_iter().filter(|claim| claim.work.starts_with("work-")).collect::<Vec<_>>()
+    };
+    assert_eq!(store.claim_work("work-a", "one").await, Ok(true));
+    assert_eq!(store.claim_work("work-a", "one").await, Ok(true), "a claim that was asked for again");
+    assert_eq!(store.claim_work("work-a", "two").await, Ok(false));
+    assert_eq!(store.claim_work("work-b", "two").await, Ok(true));
+    let seen = others("two").await;
+    assert_eq!(seen, [WorkClaim { work: "work-a".into(), holder: "one".into(), beats: 0 }]);
+    assert_eq!(store.renew_work("one").await, Ok(vec!["work-a".to_owned()]));
+    assert_eq!(store.forget_work(&seen[0]).await, Ok(false), "its holder has given a sign of life");
+    let seen = others("two").await;
+    assert_eq!(seen[0].beats, 1);
+    // The holder is silent, and another takes over; when the first is back, it learns so.
+    assert_eq!((store.forget_work(&seen[0]).await, store.forget_work(&seen[0]).await), (Ok(true), Ok(false)));
+    assert_eq!(store.claim_work("work-a", "two").await, Ok(true));
+    assert_eq!(store.renew_work("one").await, Ok(vec![]));
+    let both = ["work-a".to_owned(), "work-b".to_owned()];
+    store.release_work(&both, "one").await.expect("nothing of its own");
+    assert_eq!(others("one").await.len(), 2);
+    store.release_work(&both, "two").await.expect("released");
+    assert_eq!(others("one").await, []);
+    for (work, holder) in [("", "one"), ("work-c", ""), ("work\0", "one"), (&"x".repeat(300), "one")] {
+        assert!(matches!(store.claim_work(work, holder).await, Err(StoreError::Misuse(_))), "{work:?}");
     }
 }

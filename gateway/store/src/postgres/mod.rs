@@ -10,6 +10,7 @@
 
 mod audit;
 mod batches;
+mod claims;
 mod configs;
 mod counters;
 mod files;

@@ -10,8 +10,8 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Statements that lead from the version of their index to the next. Never changed once released; new ones are
 /// appended.
-const VERSIONS: [&str; 12] =
-    [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED, OBJECTS, SECRETS, RESULTS, SWEPT];
+const VERSIONS: [&str; 13] =
+    [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED, OBJECTS, SECRETS, RESULTS, SWEPT, CLAIMS];
 
 /// Tables of files, batches and responses.
 const KEPT: &str = "
@@ -508,6 +508,15 @@ const SWEPT: &str = r"
     DELETE FROM penstock.response_sums WHERE responses <= 0;
 
     CREATE INDEX batches_ended ON penstock.batches (ended) WHERE NOT is_open;
+";
+
+/// Claims of gateways on the batches and responses that they run, with the number of renewals of each.
+const CLAIMS: &str = "
+    CREATE TABLE penstock.claims (
+        work TEXT PRIMARY KEY,
+        holder TEXT NOT NULL,
+        beats BIGINT NOT NULL DEFAULT 0
+    );
 ";
 
 /// Migrates the database to the newest version. A newer database is used as it is, since versions only add.

@@ -8,6 +8,7 @@
 
 mod audit;
 mod batches;
+mod claims;
 mod configs;
 mod files;
 mod inventory;
@@ -30,6 +31,7 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::Notify;
 
+use crate::claims::MemoryClaims;
 use crate::{Stats, Store, StoreError};
 use lane::Lane;
 
@@ -63,6 +65,8 @@ pub struct Sqlite {
     leader: Option<Mutex<Leader>>,
     /// Wakes callers that wait for a change of the directory by this process.
     directory: Notify,
+    /// Claims on the work that this process runs.
+    claims: MemoryClaims,
 }
 
 struct Leader {
@@ -91,7 +95,14 @@ impl Sqlite {
         if memory {
             let writer = Lane::writer(connection).map_err(spawned)?;
             let (reader, key_reader) = (writer.clone(), writer.clone());
-            return Ok(Self { reader, key_reader, writer, leader: None, directory: Notify::new() });
+            return Ok(Self {
+                reader,
+                key_reader,
+                writer,
+                leader: None,
+                directory: Notify::new(),
+                claims: MemoryClaims::default(),
+            });
         }
         let readers = (0..READERS).map(|_| read_only(&options.path)).collect::<Result<_, _>>()?;
         Ok(Self {
@@ -100,6 +111,7 @@ impl Sqlite {
             key_reader: Lane::readers(vec![read_only(&options.path)?]).map_err(spawned)?,
             leader: Some(Mutex::new(Leader { file: lock_file(&options.path)?, leads: false })),
             directory: Notify::new(),
+            claims: MemoryClaims::default(),
         })
     }
 }
