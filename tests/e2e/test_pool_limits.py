@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 
 import httpx
 import pytest
@@ -141,3 +143,45 @@ def test_a_prompt_in_prefill_counts_though_its_answer_is_not_polled_any_more(gat
         "output_tokens_per_day": 0,
         "in_flight": 0,
     }
+
+
+def test_output_that_was_not_read_counts(gateway):
+    """A client that stops reading and leaves: what the worker has sent by then was computed, and counts in every unit."""
+    body = {
+        "model": "likely",
+        "messages": user("Count."),
+        "max_tokens": 8000,
+        "ignore_eos": True,
+        "stream": True,
+        # Large pieces, so that the buffers on the way to the client fill up soon.
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
+    prompt = (
+        httpx.post(f"{gateway.url}/tokenize", json={"model": "likely", "messages": body["messages"]}, timeout=60)
+        .raise_for_status()
+        .json()["count"]
+    )
+    before, made = used(gateway, "likely"), gateway.metric("penstock_output_tokens_total")
+    raw = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{gateway.port}\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", gateway.port))
+        client.sendall(head.encode() + raw)
+
+        def stalled():
+            """Nothing more is made: the gateway waits for the reader, and the worker for the gateway."""
+            seen = gateway.metric("penstock_output_tokens_total")
+            time.sleep(2)
+            return seen > made and gateway.metric("penstock_output_tokens_total") == seen
+
+        wait_until(stalled, "the worker waits", 60)
+        assert gateway.metric("penstock_sequences_running") == 1
+    after = used(gateway, "likely")
+    output = gateway.metric("penstock_output_tokens_total") - made
+    assert output < 8000
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["output_tokens_per_day"] == output
+    assert grown["input_tokens_per_day"] == prompt
+    assert grown["usd_per_day"] == pytest.approx((prompt * INPUT_USD + output * OUTPUT_USD) / 1e6)

@@ -73,6 +73,11 @@ struct Running {
     open: usize,
 }
 
+/// Prompt tokens that came from the prefix cache, as this output of a job tells.
+fn cached_tokens(output: &Output) -> u64 {
+    if output.choice == 0 { u64::from(output.cached_tokens.unwrap_or(0)) } else { 0 }
+}
+
 struct Choice {
     /// Text to emit before the first token.
     echo: Option<String>,
@@ -202,9 +207,8 @@ impl PoolEvents {
     }
 
     fn output(&mut self, at: usize, mut output: Output, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
-        if output.choice == 0 {
-            self.facts.cached_tokens += u64::from(output.cached_tokens.take().unwrap_or(0));
-        }
+        self.facts.cached_tokens += cached_tokens(&output);
+        output.cached_tokens = None;
         if !self.jobs[at].prompt_told {
             if self.plan.prompt_logprobs && output.prompt_logprobs.is_empty() {
                 if let Some(finish) = &output.finish {
@@ -363,6 +367,24 @@ impl Events for PoolEvents {
         facts
     }
 
+    fn facts_at_end(&self) -> Facts {
+        let mut facts = Events::facts(self);
+        let mut arrived = |job: &Running, output: &Output| {
+            facts.cached_tokens += cached_tokens(output);
+            // What came behind the end of a choice counts no more than in an answer that is read to its end.
+            let is_open = |choice: &Choice| choice.decoder.is_some() && !self.plan.prompt_only;
+            if job.choices.get(output.choice as usize).is_some_and(is_open) {
+                facts.completion_tokens += output.tokens.len() as u64;
+            }
+        };
+        self.held.iter().for_each(|(at, output)| arrived(&self.jobs[*at], output));
+        for job in &self.jobs {
+            job.early.iter().for_each(|output| arrived(job, output));
+            job.ticket.iter().for_each(|ticket| ticket.see_waiting(|output| arrived(job, output)));
+        }
+        facts
+    }
+
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
         &self.headers
     }
@@ -383,7 +405,7 @@ impl Events for PoolEvents {
 
 impl Drop for PoolEvents {
     fn drop(&mut self) {
-        let facts = Events::facts(self);
+        let facts = self.facts_at_end();
         if let Some(span) = &mut self.span {
             span.set("gen_ai.usage.output_tokens", facts.completion_tokens);
             span.set("penstock.cached_tokens", facts.cached_tokens);

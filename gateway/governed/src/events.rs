@@ -73,13 +73,17 @@ impl Events for Governed {
         self.reservation.used(self.end, facts, &self.events.course(), self.emitted).facts
     }
 
+    fn facts_at_end(&self) -> Facts {
+        if self.end == End::Complete { self.facts() } else { self.events.facts_at_end() }
+    }
+
     fn score(&self, choice: u32) -> Option<f32> {
         self.events.score(choice)
     }
 
     fn course(&self) -> Course {
         let course = self.events.course();
-        let used = self.reservation.used(self.end, self.events.facts(), &course, self.emitted);
+        let used = self.reservation.used(self.end, self.events.facts_at_end(), &course, self.emitted);
         Course { account: Some(self.reservation.account(&used)), ..course }
     }
 
@@ -97,7 +101,7 @@ impl Events for Governed {
 
 impl Drop for Governed {
     fn drop(&mut self) {
-        let (facts, course) = (self.events.facts(), self.events.course());
+        let (facts, course) = (self.events.facts_at_end(), self.events.course());
         self.reservation.ended(self.end, facts, course, self.emitted);
     }
 }

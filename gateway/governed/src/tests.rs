@@ -47,6 +47,8 @@ enum Act {
     Wait,
     /// The request is sent and never answered.
     Silence,
+    /// Output has arrived, and nobody polls it.
+    Arrived,
     /// The request is sent and fails with a timeout.
     Timeout,
     /// The request is refused by the upstream.
@@ -159,6 +161,11 @@ impl Events for Answer {
             tier: self.tier,
             ..Facts::default()
         }
+    }
+
+    fn facts_at_end(&self) -> Facts {
+        let facts = self.facts();
+        if self.act == Act::Arrived { Facts { completion_tokens: ANSWER, ..facts } } else { facts }
     }
 }
 
@@ -455,6 +462,21 @@ async fn a_request_is_counted_as_allowed_once() {
     assert_eq!(allowed(&bed), 0.0);
     drop(bed.ask(&body("")).await.expect("room"));
     assert_eq!(allowed(&bed), 1.0);
+}
+
+/// Output tokens that a worker has sent were computed, also where the answer is dropped before anybody takes them.
+#[tokio::test]
+async fn output_that_has_arrived_counts_though_nobody_takes_it() {
+    for limit in &[limit(), most()] {
+        for way in [Way::Pool, Way::RelayedPool] {
+            let bed = Bed::new(way, Act::Arrived, limit);
+            let events = bed.ask(&body(r#","max_tokens":100"#)).await.expect("let in").expect("begun");
+            let account = events.course().account.expect("counted");
+            assert_eq!((account.tokens, events.facts().completion_tokens), (PROMPT + ANSWER, 0), "{way:?}");
+            drop(events);
+            assert_eq!(bed.used(), units(PROMPT, ANSWER, 0), "{way:?} {limit:?}");
+        }
+    }
 }
 
 /// Counters of this process and of the one that it hands over to, after `act` in this one.

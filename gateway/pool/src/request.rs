@@ -374,6 +374,28 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn outputs_are_seen_before_they_are_taken() {
+        let now = Instant::now();
+        let slot = Arc::new(Slot::new(RequestId(7), 10));
+        let mut ticket = Ticket::new(Arc::clone(&slot), Arc::new(Mailbox::new()));
+        let mut request = Request::new(job(1), slot, 10, now);
+        request.bind(binding(HERE), now);
+        accept(&mut request, HERE, output(0, 0, &[5, 6]), now).expect("in order");
+        accept(&mut request, HERE, output(0, 2, &[7]), now).expect("in order");
+        let seen = |ticket: &Ticket| {
+            let mut seen = Vec::new();
+            ticket.see_waiting(|output| seen.extend(output.tokens.iter().map(|token| token.id)));
+            seen
+        };
+        assert_eq!((seen(&ticket), seen(&ticket)), (vec![5, 6, 7], vec![5, 6, 7]), "nothing is taken");
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        for _ in 0..2 {
+            assert!(ticket.poll_next(&mut context).is_ready(), "the binding, and an output");
+        }
+        assert_eq!(seen(&ticket), [7]);
+    }
+
+    #[test]
     fn a_worker_that_loads_for_the_request_it_gets_goes_on() {
         let now = Instant::now();
         let mut request = request(1, now);

@@ -210,6 +210,16 @@ impl Ticket {
         self.slot.tokens_waiting()
     }
 
+    /// Shows `see` the outputs that have arrived and that the handler has not taken yet, in their order.
+    pub fn see_waiting(&self, mut see: impl FnMut(&Output)) {
+        let inner = lock(&self.slot.inner);
+        for event in &inner.events {
+            if let PoolEvent::Output(output) = event {
+                see(output);
+            }
+        }
+    }
+
     /// Notes the tokens taken, and posts them from half a window on: one message for many tokens.
     fn took(&self, output: &Output) {
         let tokens = output.tokens.len() as u32;

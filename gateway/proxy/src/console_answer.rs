@@ -162,7 +162,7 @@ async fn stages(
     let events = unless(stop.as_mut(), Box::pin(admitted.open(origin))).await??;
     let mut events = Priced::new(events, price, trail.tier, true);
     let ended = pump(&mut events, &mut answer, trail, &mut out, config.heartbeat, stop).await;
-    trail.facts = Some(events.facts());
+    trail.facts = Some(events.facts_at_end());
     trail.course = events.course();
     ended
 }

@@ -165,7 +165,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
         events = Box::new(penstock_relay::cost::Priced::new(events, price, trail.tier, stream));
     }
     let ended = pump::run(exchange, events.as_mut(), &mut answer, trail, config.commit, config.heartbeat).await;
-    trail.facts = Some(events.facts());
+    trail.facts = Some(events.facts_at_end());
     trail.course = events.course();
     ended
 }

@@ -66,6 +66,10 @@ impl Events for Priced {
         self.events.facts()
     }
 
+    fn facts_at_end(&self) -> Facts {
+        self.events.facts_at_end()
+    }
+
     fn score(&self, choice: u32) -> Option<f32> {
         self.events.score(choice)
     }

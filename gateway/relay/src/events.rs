@@ -158,6 +158,14 @@ impl Relayed {
         }
     }
 
+    fn facts_by(&self, read: impl FnOnce(&dyn Events) -> Facts) -> Facts {
+        match &self.state {
+            State::Racing(race) => race.facts(read),
+            State::Speaking(speaking) => read(speaking.events.as_ref()),
+            State::Failed => Facts::default(),
+        }
+    }
+
     /// Instant of the next timeout, retry or hedge; `None`: none is due.
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.state {
@@ -186,11 +194,11 @@ impl Events for Relayed {
     }
 
     fn facts(&self) -> Facts {
-        match &self.state {
-            State::Racing(race) => race.facts(),
-            State::Speaking(speaking) => speaking.events.facts(),
-            State::Failed => Facts::default(),
-        }
+        self.facts_by(|events| events.facts())
+    }
+
+    fn facts_at_end(&self) -> Facts {
+        self.facts_by(|events| events.facts_at_end())
     }
 
     fn score(&self, choice: u32) -> Option<f32> {

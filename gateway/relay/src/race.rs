@@ -137,10 +137,10 @@ impl Race {
         self.prefix.as_ref()?.share(index)
     }
 
-    /// Token counts of the attempt that runs, for the log.
-    pub(super) fn facts(&self) -> Facts {
+    /// Token counts of the attempt that runs, for the log, as `read` takes them.
+    pub(super) fn facts(&self, read: impl FnOnce(&dyn Events) -> Facts) -> Facts {
         match self.running.first().map(|runner| &runner.stage) {
-            Some(Stage::Live(events)) => events.facts(),
+            Some(Stage::Live(events)) => read(events.as_ref()),
             Some(Stage::Opening(_)) | None => Facts::default(),
         }
     }

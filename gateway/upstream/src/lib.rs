@@ -206,6 +206,12 @@ pub trait Events: Send {
     /// Token counts and worker changes known so far, for the log and the limits.
     fn facts(&self) -> Facts;
 
+    /// Facts of an answer that is dropped now: with output that has arrived and that nobody has polled, since it was
+    /// computed. A wrapper of other events has to pass this on.
+    fn facts_at_end(&self) -> Facts {
+        self.facts()
+    }
+
     /// Mean log-probability of a finished choice, where `best_of` asked for it.
     fn score(&self, _choice: u32) -> Option<f32> {
         None

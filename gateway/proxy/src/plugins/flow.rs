@@ -240,10 +240,10 @@ impl Around {
 
     /// Ends the answer behind a stage: open choices finish with `reason`, and the upstream is told to stop.
     fn stop(&mut self, at: usize, batch: &mut Vec<ChatEvent>, reason: FinishReason) {
-        let facts = self.facts();
         if let Some(inner) = self.inner.take() {
-            self.stopped = (inner.facts(), inner.course());
+            self.stopped = (inner.facts_at_end(), inner.course());
         }
+        let facts = self.stopped.0;
         let stage = &mut self.shell.stages[at];
         stage.outcome = "stopped";
         if stage.sees != Sees::Events {
@@ -311,7 +311,7 @@ impl Events for Around {
                 Ok(Passed::On(false)) => return Poll::Ready(Ok(true)),
                 Err(failure) => {
                     self.done = true;
-                    let (facts, target) = (self.facts(), self.course().target);
+                    let (facts, target) = (self.facts_at_end(), self.course().target);
                     self.shell.end(Outcome::Failed, facts, target);
                     return Poll::Ready(Err(failure));
                 }
@@ -321,6 +321,10 @@ impl Events for Around {
 
     fn facts(&self) -> Facts {
         self.inner.as_ref().map_or(self.stopped.0, |inner| inner.facts())
+    }
+
+    fn facts_at_end(&self) -> Facts {
+        self.inner.as_ref().map_or(self.stopped.0, |inner| inner.facts_at_end())
     }
 
     fn score(&self, choice: u32) -> Option<f32> {
@@ -343,7 +347,7 @@ impl Events for Around {
 impl Drop for Around {
     fn drop(&mut self) {
         // The shell would not know what there was until then.
-        let (facts, target) = (self.facts(), self.course().target);
+        let (facts, target) = (self.facts_at_end(), self.course().target);
         self.shell.end(Outcome::Gone, facts, target);
     }
 }
