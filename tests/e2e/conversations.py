@@ -163,9 +163,12 @@ def form(up: Upstream, dialect: str, stream: bool) -> None:
     if not up.scripted:
         question, wanted = "Give me JSON with name and age: Alice is 31", {"name": "Alice", "age": 31}
     kinds = {str: "string", int: "integer"}
-    properties = {name: {"type": kinds[type(value)]} for name, value in wanted.items()}
+    bounds = {str: {"minLength": 1, "maxLength": 40}, int: {"minimum": -90, "maximum": 150}}
+    # Clients of Anthropic's API close their schemas and leave bounds out, since it refuses others; nobody else has to.
+    if dialect == "messages" and up.name == "anthropic":
+        bounds = {str: {}, int: {}}
+    properties = {name: {"type": kinds[type(value)], **bounds[type(value)]} for name, value in wanted.items()}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
-    # Clients of Anthropic's API close their schemas, since it refuses others; nobody else has to.
     if dialect == "messages":
         schema["additionalProperties"] = False
     talk = up.talk(dialect)

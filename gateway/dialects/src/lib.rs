@@ -20,6 +20,7 @@ mod packed_thinking;
 pub mod provider_fields;
 mod reasoning_maker;
 mod schema_rules;
+mod schema_subset;
 mod seen;
 pub mod watch;
 

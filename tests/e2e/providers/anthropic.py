@@ -108,14 +108,32 @@ def read(body: dict) -> Ask:
     return ask
 
 
+# Keywords of a schema that an answer or a call can be held to.
+HELD_TO = set(
+    "type enum const anyOf allOf $ref $defs definitions default required additionalProperties properties".split()
+)
+HELD_TO |= set("items title description format pattern minItems".split())
+FORMATS = set("date-time time date duration email hostname uri ipv4 ipv6 uuid".split())
+
+
 def closed_schema(schema, where: str) -> None:
-    """Every object of a schema that an answer or a call is held to must forbid other properties."""
+    """A schema that an answer or a call is held to: every object forbids other properties, and few keywords are known."""
     if not isinstance(schema, dict):
         return
-    if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
+    kind = schema.get("type")
+    if kind == "object" and schema.get("additionalProperties") is not False:
         raise Refused(400, f"{where}: For 'object' type, 'additionalProperties' must be explicitly set to false")
-    for inner in [*(schema.get("properties") or {}).values(), *(schema.get("anyOf") or []), schema.get("items")]:
+    for key in schema.keys() - HELD_TO:
+        raise Refused(400, f"{where}: For '{kind}' type, property '{key}' is not supported")
+    if schema.get("minItems", 0) not in (0, 1):
+        raise Refused(400, f"{where}: For 'array' type, 'minItems' values other than 0 or 1 are not supported")
+    if schema.get("format", "date") not in FORMATS:
+        raise Refused(400, f"{where}: String format '{schema['format']}' is not supported")
+    maps = [schema.get(name) or {} for name in ("properties", "$defs", "definitions")]
+    lists = [schema.get(name) or [] for name in ("anyOf", "allOf")]
+    for inner in [*(one for each in maps for one in each.values()), *(one for each in lists for one in each)]:
         closed_schema(inner, where)
+    closed_schema(schema.get("items"), where)
 
 
 def read_user_id(user: str) -> None:

@@ -315,10 +315,19 @@ def chat_tools(body: dict, ask: Ask) -> None:
     ask.parallel = body.get("parallel_tool_calls") is not False
 
 
+# Keywords that no strict schema may have.
+NOT_STRICT = set(
+    "minLength maxLength uniqueItems propertyNames minProperties maxProperties default oneOf allOf not".split()
+)
+
+
 def strict_schema(schema, where: str) -> None:
     """What a strict schema must say: every object forbids other properties, and requires all of its own."""
     if not isinstance(schema, dict):
         return
+    for key in schema.keys() & NOT_STRICT:
+        fault = f"'{key}' is not permitted."
+        raise Refused(400, f"Invalid schema: In context={where}, {fault}", "invalid_json_schema", where)
     if schema.get("type") == "object" or "properties" in schema:
         if schema.get("additionalProperties") is not False:
             fault = "'additionalProperties' is required to be supplied and to be false."

@@ -9,7 +9,7 @@ use crate::identifiers;
 use crate::packed_thinking::signed_by;
 use crate::provider_fields::{Api, refuse_chat};
 use crate::reasoning_maker::Maker;
-use crate::schema_rules::{closed, parameters};
+use crate::schema_rules::{held, parameters};
 use penstock_types::error::ApiError;
 use penstock_types::request::{
     ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice,
@@ -67,8 +67,9 @@ fn put_tools(out: &mut BytesMut, chat: &ChatRequest) {
             write::string(out, description);
         }
         out.put_slice(b",\"input_schema\":");
-        out.put_slice(parameters(tool.parameters.as_deref(), tool.strict).as_bytes());
-        if tool.strict {
+        let (schema, strict) = parameters(tool.parameters.as_deref(), tool.strict);
+        out.put_slice(schema.as_bytes());
+        if strict {
             out.put_slice(b",\"strict\":true");
         }
         out.put_u8(b'}');
@@ -210,7 +211,7 @@ fn put_output_config(out: &mut BytesMut, chat: &ChatRequest, thinking: &Thinking
     if let Some(schema) = schema {
         out.put_slice(if thinking.effort.is_some() { b",\"format\":" } else { b"\"format\":" });
         out.put_slice(b"{\"type\":\"json_schema\",\"schema\":");
-        out.put_slice(closed(schema).as_bytes());
+        out.put_slice(held(schema).as_bytes());
         out.put_u8(b'}');
     }
     out.put_u8(b'}');

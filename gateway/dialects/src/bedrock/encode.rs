@@ -8,7 +8,7 @@ use crate::answer_json::{Object, list};
 use crate::anthropic::encode::{budget_of, lacks_signature};
 use crate::called::{callable, forces_call};
 use crate::provider_fields::{Api, refuse_chat};
-use crate::schema_rules::{closed, parameters};
+use crate::schema_rules::{held, parameters};
 use penstock_types::error::ApiError;
 use penstock_types::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
 
@@ -115,7 +115,8 @@ fn put_tool(out: &mut BytesMut, name: &str, description: Option<&str>, schema: O
     spec.string("name", name);
     spec.optional("description", description.filter(|text| !text.is_empty()));
     let mut input = Object::open(spec.key("inputSchema"));
-    input.raw("json", &parameters(schema, strict));
+    let (schema, strict) = parameters(schema, strict);
+    input.raw("json", &schema);
     input.close();
     spec.flag("strict", strict);
     spec.close();
@@ -130,7 +131,7 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     text.string("type", "json_schema");
     let mut structure = Object::open(text.key("structure"));
     let mut inner = Object::open(structure.key("jsonSchema"));
-    inner.string("schema", &closed(schema));
+    inner.string("schema", &held(schema));
     inner.string("name", name);
     inner.optional("description", description.as_deref());
     inner.close();

@@ -71,8 +71,8 @@ fn an_openai_conversation() {
 fn a_messages_request_comes_out_as_it_went_in() {
     let body_in = r#"{"model":"m","max_tokens":4096,"system":[{"type":"text","text":"Be brief."}],
         "thinking":{"type":"enabled","budget_tokens":2048},"metadata":{"user_id":"u"},"stop_sequences":["END"],
-        "output_config":{"format":{"type":"json_schema","schema":{"type":"object"}}},"stream":true,
-        "tools":[{"name":"f","description":"d","input_schema":{"type":"object"},"strict":true}],
+        "output_config":{"format":{"type":"json_schema","schema":{"type":"object","properties":{},"additionalProperties":false}}},"stream":true,
+        "tools":[{"name":"f","description":"d","input_schema":{"type":"object","properties":{},"additionalProperties":false},"strict":true}],
         "tool_choice":{"type":"auto","disable_parallel_tool_use":true},
         "messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"aGk="}}]},
             {"role":"assistant","content":[{"type":"redacted_thinking","data":"d"},{"type":"thinking","thinking":"t","signature":"s"},
@@ -82,6 +82,30 @@ fn a_messages_request_comes_out_as_it_went_in() {
     let mut expected: Value = serde_json::from_str(body_in).expect("JSON");
     expected["model"] = MODEL.into();
     assert_eq!(body(chat), expected);
+}
+
+/// The API answers 400 to bounds in a schema that it holds an answer or a call to, and to an open object.
+#[test]
+fn a_schema_is_said_in_what_the_api_takes() {
+    let schema = r#"{"type":"object","properties":{"n":{"type":"integer","minimum":1,"description":"Count"}}}"#;
+    let function = |name: &str, schema: &str| {
+        format!(r#"{{"type":"function","function":{{"name":"{name}","strict":true,"parameters":{schema}}}}}"#)
+    };
+    let open = r#"{"type":"object","properties":{"m":{"type":"object"}}}"#;
+    let asked = body(with(&format!(
+        r#""response_format":{{"type":"json_schema","json_schema":{{"name":"x","schema":{schema}}}}},"tools":[{},{}]"#,
+        function("bounded", schema),
+        function("open", open)
+    )));
+    let held = serde_json::json!({
+        "type": "object",
+        "properties": {"n": {"type": "integer", "description": "Count\n\n{minimum: 1}"}},
+        "additionalProperties": false,
+    });
+    assert_eq!(asked["output_config"]["format"]["schema"], held);
+    assert_eq!((&asked["tools"][0]["input_schema"], &asked["tools"][0]["strict"]), (&held, &true.into()));
+    let open: Value = serde_json::from_str(open).expect("JSON");
+    assert_eq!((&asked["tools"][1]["input_schema"], &asked["tools"][1]["strict"]), (&open, &Value::Null));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::answer_json::{self as value, Object, list};
 use crate::called::callable;
 use crate::identifiers;
 use crate::provider_fields::refuse_chat;
-use crate::schema_rules::may_be_strict;
+use crate::schema_rules::{may_be_strict, strict_at_openai};
 use penstock_types::codec::{FaultClass, ProviderFault};
 use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
@@ -28,7 +28,7 @@ pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Resu
     object.string("model", model);
     messages::put_all(codec, object.key("messages"), &chat.messages);
     put_tools(&mut object, chat, codec.server);
-    put_format(&mut object, &chat.response_format);
+    put_format(&mut object, &chat.response_format, codec.server);
     if chat.n != 1 {
         object.integer("n", chat.n);
     }
@@ -66,13 +66,17 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, server: Server) {
     let narrowed = server == Server::Compatible;
     let shown: Vec<&Tool> = if narrowed { callable(chat) } else { chat.tools.iter().collect() };
     list(object.key("tools"), &shown, |out, tool| {
-        let open =
-            server == Server::OpenAi && tool.strict && !may_be_strict(tool.parameters.as_deref().unwrap_or("{}"));
-        if open {
-            let Tool { name, description, parameters, .. } = (*tool).clone();
-            return out.extend_from_slice(Tool::function(name, description, parameters, false).json.as_bytes());
+        if server != Server::OpenAi || !tool.strict {
+            return out.extend_from_slice(tool.json.as_bytes());
         }
-        out.extend_from_slice(tool.json.as_bytes());
+        let given = tool.parameters.as_deref();
+        let held = strict_at_openai(given.unwrap_or("{}"));
+        if held.is_some() && held.as_deref() == given {
+            return out.extend_from_slice(tool.json.as_bytes());
+        }
+        let Tool { name, description, parameters, .. } = (*tool).clone();
+        let (strict, parameters) = (held.is_some(), held.or(parameters));
+        out.extend_from_slice(Tool::function(name, description, parameters, strict).json.as_bytes());
     });
     match &chat.tool_choice {
         ToolChoice::Auto => {}
@@ -110,7 +114,7 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, server: Server) {
     }
 }
 
-pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
+pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat, server: Server) {
     match format {
         ResponseFormat::Text => {}
         ResponseFormat::JsonObject => object.raw("response_format", r#"{"type":"json_object"}"#),
@@ -120,8 +124,13 @@ pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
             let mut inner = Object::open(format.key("json_schema"));
             inner.string("name", name);
             inner.optional("description", description.as_deref());
-            inner.raw("schema", schema);
-            inner.flag("strict", *strict && may_be_strict(schema));
+            // Other servers hold an answer to every keyword that they know.
+            let held = match server {
+                Server::OpenAi if *strict => strict_at_openai(schema),
+                _ => (*strict && may_be_strict(schema)).then(|| schema.clone()),
+            };
+            inner.raw("schema", held.as_ref().unwrap_or(schema));
+            inner.flag("strict", held.is_some());
             inner.close();
             format.close();
         }

@@ -29,7 +29,7 @@ pub(super) fn encode(codec: &ChatCodec, request: &CompleteRequest, model: &str) 
         object.integer("n", candidates);
     }
     put_sampling(&mut object, &request.sampling);
-    put_format(&mut object, &request.response_format);
+    put_format(&mut object, &request.response_format, codec.server);
     object.flag("echo", request.echo);
     // Candidates are ranked by log-probability.
     let ranked = (request.best_of > request.n).then_some(0);

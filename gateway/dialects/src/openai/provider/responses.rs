@@ -19,7 +19,7 @@ use crate::identifiers;
 use crate::packed_thinking::{Thought, signed_by};
 use crate::provider_fields::{Api, refuse_chat};
 use crate::reasoning_maker::{Maker, kept_openais, openais};
-use crate::schema_rules::may_be_strict;
+use crate::schema_rules::strict_at_openai;
 use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
 use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
@@ -197,8 +197,9 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
         object.string("name", &tool.name);
         object.optional("description", tool.description.as_deref());
         let parameters = tool.parameters.as_deref().unwrap_or(r#"{"type":"object","properties":{}}"#);
-        object.raw("parameters", parameters);
-        object.boolean("strict", tool.strict && may_be_strict(parameters));
+        let held = if tool.strict { strict_at_openai(parameters) } else { None };
+        object.raw("parameters", held.as_deref().unwrap_or(parameters));
+        object.boolean("strict", held.is_some());
         object.close();
     });
     match &chat.tool_choice {
@@ -250,8 +251,9 @@ fn put_format(text: &mut Object<'_>, format: &ResponseFormat) {
             format.string("type", "json_schema");
             format.string("name", name);
             format.optional("description", description.as_deref());
-            format.raw("schema", schema);
-            format.boolean("strict", *strict && may_be_strict(schema));
+            let held = if *strict { strict_at_openai(schema) } else { None };
+            format.raw("schema", held.as_ref().unwrap_or(schema));
+            format.boolean("strict", held.is_some());
             format.close();
         }
         // Refused before.
