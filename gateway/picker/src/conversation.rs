@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use penstock_auth::route::{self, Route};
 use penstock_base::error::Failure;
@@ -71,7 +71,8 @@ pub struct Conversation<C: Chooser> {
     dialect: Dialect,
     /// Record for the access log; `None`: no request has come.
     trail: Option<Trail>,
-    body: BytesMut,
+    /// Parts of the body that have come; its room is charged, too.
+    body: Vec<u8>,
     /// Body that came as a whole, in one message.
     whole: Option<Bytes>,
     lease: Option<BodyLease>,
@@ -100,7 +101,7 @@ impl<C: Chooser> Conversation<C> {
             head: None,
             dialect: Dialect::OpenAi,
             trail: None,
-            body: BytesMut::new(),
+            body: Vec::new(),
             whole: None,
             lease: None,
             message_lease: None,
@@ -115,36 +116,76 @@ impl<C: Chooser> Conversation<C> {
         self.awaits_body
     }
 
-    /// Charges the request's body to the memory for bodies: the parts received so far, and `held` bytes of a message that is
-    /// not complete yet. A message without a part of the body is charged to the memory for answers until the picker has
-    /// replied to it.
+    /// Bytes of the buffer of the parts received so far, its room included.
+    #[cfg(test)]
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.body.capacity()
+    }
+
+    /// Charges the request's body to the memory for bodies: the buffer of the parts received so far, and that of a message
+    /// which is not complete yet, `held` bytes. A message without a part of the body is charged to the memory for answers
+    /// until the picker has replied to it.
     ///
     /// # Errors
     /// The refusal of a body that is too large, or finds no memory.
     pub fn cover(&mut self, held: usize) -> Result<(), Replies> {
         if !self.awaits_body {
-            let lease = self.message_lease.get_or_insert_with(|| self.chooser.answer_lease());
-            return lease.cover(held).map_err(|_| {
+            return self.charge(0, held).map_err(|_| {
                 let message = "The gateway has no memory left for messages of this size. Try again shortly.";
                 let failure = Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1));
                 self.refuse(&failure, "memory", Duration::ZERO)
             });
         }
-        let bytes = self.body.len() + held;
         let max = self.chooser.limits().body_bytes_max;
-        if bytes > max.saturating_add(crate::MESSAGE_BYTES_MAX) {
+        if self.body.len() + held > max.saturating_add(crate::MESSAGE_BYTES_MAX) {
             return Err(self.too_large(max));
         }
+        self.charge(self.body.capacity(), held).map_err(|why| self.full(why))
+    }
+
+    /// Refuses a body for which there is no memory.
+    fn full(&mut self, why: BudgetExhausted) -> Replies {
+        let reason = match why {
+            BudgetExhausted::All => "memory",
+            BudgetExhausted::Share => "share",
+        };
+        self.refuse(&why.failure(), reason, Duration::ZERO)
+    }
+
+    /// Charges `held` bytes of a message as [`Conversation::cover`] does, if there is memory for them.
+    pub fn may_cover(&mut self, held: usize) -> bool {
+        self.charge(self.body.capacity(), held).is_ok()
+    }
+
+    /// Charges the buffer of a body and that of a message.
+    fn charge(&mut self, body: usize, message: usize) -> Result<(), BudgetExhausted> {
+        if !self.awaits_body {
+            let lease = self.message_lease.get_or_insert_with(|| self.chooser.answer_lease());
+            return lease.cover(message);
+        }
         let mut lease = self.lease.take().unwrap_or_else(|| self.empty_lease());
-        let covered = lease.cover(bytes);
+        let covered = lease.cover(body + message);
         self.lease = Some(lease);
-        covered.map_err(|why| {
-            let reason = match why {
-                BudgetExhausted::All => "memory",
-                BudgetExhausted::Share => "share",
-            };
-            self.refuse(&why.failure(), reason, Duration::ZERO)
-        })
+        covered
+    }
+
+    /// Adds a part to the body, whose buffer is charged whole: its size doubles, or grows by an eighth where the memory for
+    /// that is not there.
+    ///
+    /// # Errors
+    /// As [`Conversation::cover`].
+    fn add(&mut self, part: &[u8]) -> Result<(), Replies> {
+        let (len, more, max) = (self.body.len(), part.len(), self.chooser.limits().body_bytes_max);
+        if len + more > self.body.capacity() {
+            let left = max.saturating_sub(len).max(more);
+            let (double, eighth) = (len.clamp(more, left), (len / 8).clamp(more, left));
+            // The part is here as well until it is copied.
+            let room = if self.charge(len + double, more).is_ok() { double } else { eighth };
+            self.charge(len + room, more).map_err(|why| self.full(why))?;
+            self.body.reserve_exact(room);
+        }
+        self.body.extend_from_slice(part);
+        Ok(())
     }
 
     /// Refuses a body whose parts come too slowly.
@@ -269,15 +310,14 @@ impl<C: Chooser> Conversation<C> {
         if self.body.len() + part.body.len() > max {
             return self.too_large(max);
         }
-        if let Err(refusal) = self.cover(part.body.len()) {
-            return refusal;
-        }
         // A buffered body comes in one message, without its end where trailers follow.
         let is_last = part.end_of_stream || self.modes.0 == BodySendMode::Buffered;
-        if self.body.is_empty() && is_last {
+        let is_whole = self.body.is_empty() && is_last;
+        if let Err(refusal) = if is_whole { self.cover(part.body.len()) } else { self.add(&part.body) } {
+            return refusal;
+        }
+        if is_whole {
             self.whole = Some(part.body);
-        } else {
-            self.body.extend_from_slice(&part.body);
         }
         if !is_last {
             return Replies::default();
@@ -296,8 +336,16 @@ impl<C: Chooser> Conversation<C> {
 
     /// Takes the whole body out, with its lease.
     fn taken(&mut self) -> Body {
-        let bytes = self.whole.take().unwrap_or_else(|| std::mem::take(&mut self.body).freeze());
-        let lease = self.lease.take().unwrap_or_else(|| self.empty_lease());
+        let mut lease = self.lease.take().unwrap_or_else(|| self.empty_lease());
+        let bytes = self.whole.take().unwrap_or_else(|| {
+            let mut body = std::mem::take(&mut self.body);
+            // Memory beyond the bytes is given back, unless it is little.
+            if body.capacity() / 8 > body.len() / 7 {
+                body.shrink_to_fit();
+            }
+            lease.shrink(body.capacity());
+            body.into()
+        });
         Body { bytes, lease }
     }
 
@@ -359,7 +407,7 @@ impl<C: Chooser> Conversation<C> {
     /// Answers the client in place of an endpoint.
     fn refuse(&mut self, failure: &Failure, reason: &'static str, took: Duration) -> Replies {
         self.awaits_body = false;
-        (self.body, self.whole, self.lease, self.head) = (BytesMut::new(), None, None, None);
+        (self.body, self.whole, self.lease, self.head) = (Vec::new(), None, None, None);
         self.release(Instant::now());
         let had_reply = self.trail.as_ref().is_some_and(|trail| trail.reason.is_some());
         if let Some(trail) = &mut self.trail {

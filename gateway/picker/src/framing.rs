@@ -25,15 +25,44 @@ pub enum FrameFault {
     Cut,
 }
 
+/// Sizes to which the buffer of a message can grow, for more bytes than fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// Twice the bytes that are held, or the whole message where that is less.
+    pub double: usize,
+    /// An eighth more, for a time without memory for more than that.
+    pub eighth: usize,
+}
+
 impl Reader {
-    /// Adds bytes of the stream.
+    /// Adds bytes of the stream. A large message needs room first ([`Reader::growth`]).
     pub fn add(&mut self, bytes: &[u8]) {
         self.held.extend_from_slice(bytes);
     }
 
-    /// Bytes that are held of messages which have not been taken.
-    pub fn held(&self) -> usize {
-        self.held.len()
+    /// Bytes of the buffer: what is held of messages which have not been taken, and the room behind.
+    pub fn capacity(&self) -> usize {
+        self.held.capacity()
+    }
+
+    /// Sizes to which the buffer has to grow before `more` bytes are added; `None`: they fit, or are few. The whole of a
+    /// message is known from its front, and bytes that are announced cost no memory before they arrive.
+    pub fn growth(&self, more: usize) -> Option<Growth> {
+        let (held, needed) = (self.held.len(), self.held.len() + more);
+        if needed <= self.held.capacity().max(KEPT_BYTES) {
+            return None;
+        }
+        let length = self.held.get(1..PREFIX_BYTES).and_then(|length| length.try_into().ok()).map(u32::from_be_bytes);
+        let whole = length.map_or(needed, |length| PREFIX_BYTES + length as usize);
+        let grown = |by: usize| (held + by).min(whole).max(needed);
+        Some(Growth { double: grown(held), eighth: grown(held / 8) })
+    }
+
+    /// Makes the buffer this large, not larger.
+    pub fn grow(&mut self, capacity: usize) {
+        let mut grown = BytesMut::with_capacity(capacity);
+        grown.extend_from_slice(&self.held);
+        self.held = grown;
     }
 
     /// Takes the next whole message of at most `bytes_max`; `None`: more bytes are needed.
@@ -110,9 +139,38 @@ mod tests {
             let mut reader = Reader::default();
             large.chunks(10_000).chain([rest]).for_each(|piece| reader.add(piece));
             assert_eq!(reader.next(1 << 20).expect("no fault").map(|message| message.len()), Some(1 << 20));
-            assert!(reader.held.capacity() <= KEPT_BYTES && reader.held() == rest.len(), "{}", reader.held.capacity());
+            assert!(
+                reader.held.capacity() <= KEPT_BYTES && reader.held.len() == rest.len(),
+                "{}",
+                reader.held.capacity()
+            );
             reader.add(&framed(&HealthCheckRequest { service: "x".into() })[rest.len()..]);
             assert_eq!(reader.next(64).expect("no fault").map(|message| message.len()), Some(3));
+        }
+    }
+
+    /// A buffer is as large as was charged for it, and at most a little larger than its message.
+    #[test]
+    fn a_buffer_grows_as_it_is_told_to() {
+        const WHOLE: usize = PREFIX_BYTES + (1 << 20);
+        for halved in [false, true] {
+            let (mut reader, mut sizes) = (Reader::default(), Vec::new());
+            let large = [&[0, 0, 16, 0, 0][..], &[7; 1 << 20]].concat();
+            for piece in large.chunks(16_384) {
+                if let Some(Growth { double, eighth }) = reader.growth(piece.len()) {
+                    assert!(eighth <= double && double <= (2 * reader.held.len()).max(piece.len()), "{sizes:?}");
+                    let size = if halved { eighth } else { double };
+                    reader.grow(size);
+                    assert_eq!(reader.capacity(), size);
+                    sizes.push(size);
+                }
+                let (before, is_large) = (reader.capacity(), reader.held.len() + piece.len() > KEPT_BYTES);
+                reader.add(piece);
+                assert!(reader.capacity() == before || !is_large, "it does not grow by itself");
+            }
+            assert_eq!(sizes.last(), Some(&WHOLE), "{sizes:?}");
+            assert!(sizes.len() < if halved { 40 } else { 9 }, "{sizes:?}");
+            assert_eq!(reader.next(1 << 20).expect("no fault").map(|message| message.len()), Some(1 << 20));
         }
     }
 

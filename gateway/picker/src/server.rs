@@ -27,7 +27,7 @@ use penstock_proto::ErrorKind;
 
 use crate::chooser::Chooser;
 use crate::conversation::{Conversation, Replies};
-use crate::framing::{FrameFault, Reader, framed};
+use crate::framing::{FrameFault, Growth, Reader, framed};
 use crate::messages::{HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ServingStatus};
 use crate::seldom::Seldom;
 
@@ -400,8 +400,8 @@ async fn converse<C: Chooser>(
                 replies
             }
             Ok(None) => {
-                if frames.held() > MESSAGE_BYTES_MAX
-                    && let Err(refusal) = talk.cover(frames.held())
+                if frames.capacity() > MESSAGE_BYTES_MAX
+                    && let Err(refusal) = talk.cover(frames.capacity())
                 {
                     refusal
                 } else {
@@ -411,13 +411,16 @@ async fn converse<C: Chooser>(
                         true => Instant::now() + SILENCE_MAX,
                     };
                     match tokio::time::timeout_at(until, body.data()).await {
-                        Ok(Some(Ok(bytes))) => {
-                            frames.add(&bytes);
-                            pace.bytes += bytes.len() as u64;
-                            // Err: the stream is closed; the next read says so.
-                            let _ = body.flow_control().release_capacity(bytes.len());
-                            continue;
-                        }
+                        Ok(Some(Ok(bytes))) => match make_room(&mut frames, talk, bytes.len()) {
+                            Ok(()) => {
+                                frames.add(&bytes);
+                                pace.bytes += bytes.len() as u64;
+                                // Err: the stream is closed; the next read says so.
+                                let _ = body.flow_control().release_capacity(bytes.len());
+                                continue;
+                            }
+                            Err(refusal) => refusal,
+                        },
                         Ok(Some(Err(_))) => return None,
                         Ok(None) => {
                             talk.left();
@@ -443,6 +446,20 @@ async fn converse<C: Chooser>(
             return Some(Status::Ok);
         }
     }
+}
+
+/// Makes room for `more` bytes of a message, and charges the memory for the whole buffer: its size doubles, or grows by an
+/// eighth where the memory for that is not there.
+fn make_room<C: Chooser>(frames: &mut Reader, talk: &mut Conversation<C>, more: usize) -> Result<(), Replies> {
+    let Some(Growth { double, eighth }) = frames.growth(more) else { return Ok(()) };
+    let capacity = if double <= MESSAGE_BYTES_MAX || talk.may_cover(double) {
+        double
+    } else {
+        talk.cover(eighth)?;
+        eighth
+    };
+    frames.grow(capacity);
+    Ok(())
 }
 
 /// Answers a health check, once or at every change.

@@ -376,6 +376,43 @@ async fn a_body_over_the_limit_is_refused_and_its_memory_given_back() {
     assert!(short(&refused)[0].starts_with("413 "));
 }
 
+/// The buffer of a body that comes in parts grows ahead of them: all of it is charged. Where others hold much, it grows in
+/// smaller steps, and where there is nothing left, the client is told so and nothing stays held.
+#[tokio::test]
+async fn a_body_in_parts_is_charged_with_the_room_of_its_buffer() {
+    const KIB: usize = 1024;
+    for (others, passes) in [(0, true), (150 * KIB, true), (600 * KIB, false)] {
+        let bodies = BodyBudget::new(1024 * KIB, 700 * KIB);
+        let double = Arc::new(Double { body_bytes_max: 700 * KIB, bodies, ..double() });
+        let mut lease = double.bodies.lease();
+        lease.cover(others).expect("free");
+        let mut talk = Conversation::new(double.clone());
+        talk.take(step(post())).await;
+        let (mut received, mut last) = (0, Replies::default());
+        while received < 600 * KIB && !last.is_over {
+            last = talk.take(step(Step::RequestBody(part(&"x".repeat(50 * KIB), false)))).await;
+            received += 50 * KIB;
+            if !last.is_over {
+                let (held, buffer) = (double.bodies.bytes_held() - lease.bytes(), talk.buffer_bytes());
+                assert!((received..=2 * received).contains(&buffer), "{received} bytes in {buffer}");
+                assert!(held >= buffer, "{held} charged for {buffer}");
+            }
+        }
+        assert_eq!(last.is_over, !passes, "{received} bytes beside {others}");
+        if !passes {
+            let said = short(&last);
+            assert!(said[0].starts_with("503 ") && said[0].contains("overloaded"), "{said:?}");
+            assert_eq!(told(&double).last().map(String::as_str), Some("count  refused memory"));
+            assert_eq!(double.bodies.bytes_held(), lease.bytes());
+            continue;
+        }
+        let replies = talk.take(step(Step::RequestBody(part("y", true)))).await;
+        assert!(short(&replies)[0].contains(PICKED));
+        let told = told(&double);
+        assert!(told[0].contains(&format!("{}y", "x".repeat(50 * KIB))), "the whole body");
+    }
+}
+
 #[tokio::test]
 async fn the_proxy_may_offer_a_subset() {
     let list = |texts: &[&str]| {
