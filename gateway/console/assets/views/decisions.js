@@ -69,7 +69,8 @@ function judged(made) {
   const next = Math.min(...others);
   const found = chosen ? chosen.found_tokens.device + chosen.found_tokens.host + chosen.found_tokens.disk + chosen.found_tokens.remote : 0;
   return {
-    request: made.request, at: Date.now() / 1000 - made.age_seconds, cost, found, why: made.why, policy: made.policy, worker: made.worker, tokens: made.prompt_tokens,
+    request: made.request, at: Date.now() / 1000 - made.age_seconds, cost, found, why: made.why, policy: made.policy,
+    worker: made.worker, tokens: made.prompt_tokens,
     waited: made.waited_seconds, count: made.candidates.length,
     regret: others.length ? Math.max(0, cost - next) : 0, saved: others.length ? Math.max(0, next - cost) : 0,
   };

@@ -144,7 +144,8 @@ async function edit(key, state) {
       key ? null : h("fieldset", null, h("legend", null, "Budget of its own"),
         h("div", { class: "filters pair" }, field("Amount", amount), field("Of", measure)),
         h("p", { class: "hint" }, "Adds a limit for this key to the config of this gateway. Empty: none."),
-        config.writes ? null : h("p", { class: "note" }, "This gateway does not write its config file (server.config_writes is off): after a restart, or a change of the ",
+        config.writes ? null : h("p", { class: "note" },
+          "This gateway does not write its config file (server.config_writes is off): after a restart, or a change of the ",
           "file, the limit is gone and requests of the key are refused, unless the file has the limit too. Its lines are shown with the key.")),
       field("Tags", tags, "Usage can be summed by tag."), field("Expires", expires, "The key is refused from the begin of that day. Empty: never."), fault,
       h("footer", null, button("Back", () => close(false)), h("button", { type: "submit", class: "button primary" }, key ? "Change" : "Issue")));
@@ -172,13 +173,15 @@ function modelFor(key, state) {
 // The text of a key, which no other answer shows. `toWrite`: limit that the config file does not have.
 function shown({ secret, key }, state, toWrite) {
   const body = JSON.stringify({ model: modelFor(key, state), messages: [{ role: "user", content: "Hello" }] });
-  const command = `curl ${base(state)}/v1/chat/completions -H 'authorization: Bearer ${secret}' \\\n  -H 'content-type: application/json' -d '${body.replaceAll("'", "'\\''")}'`;
+  const command = `curl ${base(state)}/v1/chat/completions -H 'authorization: Bearer ${secret}' \\\n`
+    + `  -H 'content-type: application/json' -d '${body.replaceAll("'", "'\\''")}'`;
   const lines = toWrite && `[[limits]]\n${Object.entries(toWrite).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join("\n")}`;
   return dialog(`Key ${key.name}`, (close) => [
     h("p", { class: "note" }, "This is the only time that the text is shown. The gateway keeps a digest of it."),
     h("div", { class: "secret" }, h("code", { id: "secret", tabindex: "0" }, secret), button("Copy the key", () => copy(secret), "primary")),
     lines ? [h("h3", null, "For the config file"), h("pre", { tabindex: "0", role: "region", "aria-label": "For the config file" }, lines),
-      h("p", { class: "note" }, "The gateway does not write its file. Without these lines, requests of the key are refused after a restart or a change of the file.")] : null,
+      h("p", { class: "note" },
+        "The gateway does not write its file. Without these lines, requests of the key are refused after a restart or a change of the file.")] : null,
     h("h3", null, "A first request"), h("pre", { tabindex: "0", role: "region", "aria-label": "A first request" }, command),
     h("footer", null, button("Copy the command", () => copy(command)), button("Done", () => close(true))),
   ].flat().filter(Boolean), "large");
