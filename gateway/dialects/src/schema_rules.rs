@@ -32,13 +32,15 @@ pub(crate) fn parameters(given: Option<&str>, strict: bool) -> (Cow<'_, str>, bo
 /// depth.
 pub(crate) fn strict_at_openai(schema: &str) -> Option<String> {
     let text = rewritten(schema, Subset::OpenAi).text;
-    may_be_strict(&text).then_some(text)
+    may_be_strict(&text, true).then_some(text)
 }
 
-/// Returns true if OpenAI takes the schema with `strict`. A keyword that is not allowed there makes it false. Cost:
-/// linear in `schema`.
-pub(crate) fn may_be_strict(schema: &str) -> bool {
-    Reader::new(schema.as_bytes()).and_then(|mut reader| is_strict(&mut reader, true)).unwrap_or(false)
+/// Returns true if a provider takes the schema with `strict`. A keyword that OpenAI refuses makes it false. `at_openai`:
+/// the provider is OpenAI or Azure, which have rules of their own for the whole schema and for references. Cost: linear
+/// in `schema`.
+pub(crate) fn may_be_strict(schema: &str, at_openai: bool) -> bool {
+    let read = Reader::new(schema.as_bytes()).and_then(|mut reader| is_strict(&mut reader, at_openai, true));
+    read.unwrap_or(false)
 }
 
 /// Keywords that OpenAI refuses in a strict schema.
@@ -58,8 +60,8 @@ const NOT_STRICT: [&str; 13] = [
     "unevaluatedProperties",
 ];
 
-/// `is_root`: the whole schema, which has to be an object and no choice of several.
-fn is_strict(reader: &mut Reader<'_>, is_root: bool) -> Result<bool, Fault> {
+/// `is_root`: the whole schema, which has to be an object and no choice of several at OpenAI.
+fn is_strict(reader: &mut Reader<'_>, at_openai: bool, is_root: bool) -> Result<bool, Fault> {
     if reader.kind()? != Kind::Object {
         return reader.skip().map(|()| false);
     }
@@ -91,26 +93,26 @@ fn is_strict(reader: &mut Reader<'_>, is_root: bool) -> Result<bool, Fault> {
             })?,
             ("properties", Kind::Object) => reader.object(|reader, name| {
                 named.push(name.into_owned());
-                strict &= is_strict(reader, false)?;
+                strict &= is_strict(reader, at_openai, false)?;
                 Ok(())
             })?,
             ("$defs" | "definitions", Kind::Object) => reader.object(|reader, _| {
-                strict &= is_strict(reader, false)?;
+                strict &= is_strict(reader, at_openai, false)?;
                 Ok(())
             })?,
             ("anyOf", Kind::Array) => reader.array(|reader, _| {
-                strict &= is_strict(reader, false)?;
+                strict &= is_strict(reader, at_openai, false)?;
                 Ok(())
             })?,
-            ("items", _) => strict &= is_strict(reader, false)?,
+            ("items", _) => strict &= is_strict(reader, at_openai, false)?,
             _ => reader.skip()?,
         }
         Ok(())
     })?;
     let is_object = is_object || !named.is_empty();
     // "$ref cannot have keywords {'description'}"
-    strict &= !is_reference || keywords == 1;
-    strict &= !is_root || (is_object && !is_choice);
+    strict &= !at_openai || !is_reference || keywords == 1;
+    strict &= !at_openai || !is_root || (is_object && !is_choice);
     Ok(strict && (!is_object || (is_closed && named.iter().all(|name| required.contains(name)))))
 }
 
@@ -122,7 +124,7 @@ mod tests {
     fn strict_schemas_are_closed_and_require_all() {
         let strict = r#"{"type":"object","properties":{"a":{"type":["string","null"]},"b":{"anyOf":[{"type":"null"},
             {"type":"object","properties":{},"additionalProperties":false}]}},"required":["b","a"],"additionalProperties":false,"$defs":{}}"#;
-        assert!(may_be_strict(strict));
+        assert!(may_be_strict(strict, true));
         for (from, to) in [
             (r#"["b","a"]"#, r#"["b"]"#),
             (r#""required":["b","a"],"additionalProperties":false"#, r#""required":["b","a"]"#),
@@ -134,12 +136,20 @@ mod tests {
             (r#""$defs":{}"#, r##""$defs":{"c":{"$ref":"#","description":"d"}}"##),
         ] {
             assert_eq!(strict.matches(from).count(), 1, "{from}");
-            assert!(!may_be_strict(&strict.replace(from, to)), "{to}");
+            assert!(!may_be_strict(&strict.replace(from, to), true), "{to}");
+        }
+        // Rules of OpenAI's own, which compatible servers do not have.
+        for given in [
+            r#"{"type":"array","items":{"type":"string"}}"#,
+            r#"{"anyOf":[{"type":"string"},{"type":"null"}]}"#,
+            r##"{"type":"object","properties":{"a":{"$ref":"#/$defs/A","description":"d"}},"required":["a"],"additionalProperties":false,"$defs":{"A":{"type":"null"}}}"##,
+        ] {
+            assert_eq!([true, false].map(|at_openai| may_be_strict(given, at_openai)), [false, true], "{given}");
         }
         for given in
             ["", "true", r#"{"type":"string"}"#, r#"{"type":"object"}"#, r#"{"items":{"properties":{"a":{}}}}"#]
         {
-            assert!(!may_be_strict(given), "{given}");
+            assert!(!may_be_strict(given, true), "{given}");
         }
     }
 

@@ -1,9 +1,9 @@
 //! JSON schemas rewritten for providers that take a part of JSON Schema only.
 //!
 //! A keyword that the provider refuses moves into `description`, where the model reads it, as Anthropic's and OpenAI's
-//! own SDKs do: `{"type":"integer","minimum":1}` becomes `{"type":"integer","description":"{minimum: 1}"}`. The shape
-//! of the answer stays enforced, the bound is a request. What cannot be said at all (an object that is open, a schema
-//! that contains itself) is left as it is and reported ([`Rewritten::fits`]).
+//! own SDKs do: `{"type":"integer","minimum":1}` becomes `{"type":"integer","description":"{minimum: 1}"}`. What moves
+//! is a request and no longer enforced. What cannot be said at all (an object that is open, or has members by patterns
+//! of their names, a schema that contains itself) is left as it is and reported ([`Rewritten::fits`]).
 //!
 //! Sources, read 2026-11: platform.claude.com, "Structured outputs", JSON Schema limitations, and `transform_schema` of
 //! anthropic-sdk-python; platform.openai.com, "Structured model outputs", supported schemas.
@@ -221,6 +221,11 @@ impl Walk {
                 self.fits = false;
                 self.put(reader, &mut text, true)?;
             }
+            // A closed object without these members could only be empty.
+            ("patternProperties", Kind::Object) if self.subset == Subset::Anthropic => {
+                self.fits = false;
+                text.put_slice(reader.raw()?.text.as_bytes());
+            }
             ("anyOf" | "oneOf" | "allOf", Kind::Array) => {
                 let (closes, mut members, mut references) = (key != "allOf", Vec::new(), 0);
                 reader.array(|reader, _| {
@@ -271,8 +276,11 @@ impl Walk {
                 parts.stays.retain(|(key, _)| is_definitions(key));
                 let target = Reader::new(&reference).and_then(|mut reader| {
                     let mut target = "null";
-                    reader.object(|reader, _| {
-                        target = reader.raw()?.text;
+                    reader.object(|reader, key| {
+                        let text = reader.raw()?.text;
+                        if key == "$ref" {
+                            target = text;
+                        }
                         Ok(())
                     })?;
                     Ok(BytesMut::from(target))
@@ -284,7 +292,9 @@ impl Walk {
         }
         if parts.has("$ref") {
             // A reference stands alone, as in the SDK: its own description is that of its target.
-            let is_structure = |key: &str| matches!(key, "properties" | "items" | "anyOf" | "oneOf" | "allOf" | "enum");
+            let structure =
+                ["properties", "items", "anyOf", "oneOf", "allOf", "enum", "const", "required", "additionalProperties"];
+            let is_structure = |key: &str| structure.contains(&key);
             if parts.stays.iter().any(|(key, _)| is_structure(key)) {
                 self.fits = false;
             } else {
@@ -447,6 +457,10 @@ mod tests {
                     r#""$defs":{"A":{"type":"integer","description":"{maximum: 3}"}},"additionalProperties":false}"#
                 ),
             ),
+            (
+                r##"{"allOf":[{"$ref":"#/$defs/A","$defs":{}}],"$defs":{"A":{"type":"null"}}}"##,
+                r##"{"$defs":{"A":{"type":"null"}},"$ref":"#/$defs/A"}"##,
+            ),
         ] {
             check(given, expected, true);
         }
@@ -489,6 +503,8 @@ mod tests {
             r##"{"properties":{"a":{"$ref":"#"}},"additionalProperties":false}"##,
             r#"{"$ref":"https://example.com/a.json"}"#,
             r##"{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/c"},"c":{"$ref":"#/$defs/a"}}}"##,
+            r#"{"type":"object","patternProperties":{"^k":{"type":"number"}},"additionalProperties":false}"#,
+            r##"{"$ref":"#/$defs/b","required":["x"],"$defs":{"b":{"properties":{"x":{}},"additionalProperties":false}}}"##,
         ] {
             check(given, given, false);
         }

@@ -63,6 +63,8 @@ struct Model {
     fallback_on: BTreeSet<&'static str>,
     context_tokens: u64,
     price: BTreeMap<&'static str, f64>,
+    /// True if the model makes vectors or scores, which have no output tokens.
+    has_no_output: bool,
 }
 
 /// Settings of all models.
@@ -207,7 +209,10 @@ impl Translation {
                     }
                 }
                 (None, _, "max_input_tokens") if all => self.context(model, &format!("{path}.{key}"), value),
-                (None, _, "mode" | "id") if all => {}
+                (None, _, "mode") if all => {
+                    self.models[model].has_no_output |= matches!(text(value).as_deref(), Some("embedding" | "rerank"));
+                }
+                (None, _, "id") if all => {}
                 (Some(_), None, _) => self.leave(&format!("{path}.{key}"), "is no number"),
                 _ if all => self.leave(&format!("{path}.{key}"), told(&key)),
                 _ => {}
@@ -234,14 +239,14 @@ impl Translation {
             let has = |name: &str| model.price.contains_key(name);
             match (has("input"), has("output"), model.price.is_empty()) {
                 (true, true, _) | (_, _, true) => {}
-                (true, false, _) => {
+                (true, false, _) if model.has_no_output => {
                     model.price.insert("output", 0.0);
-                    left.push(format!("price of {}: has no output_cost_per_token; output is 0", model.name));
                 }
-                (false, _, false) => {
+                (has_input, _, false) => {
                     model.price.clear();
+                    let lacking = if has_input { "output_cost_per_token" } else { "input_cost_per_token" };
                     left.push(format!(
-                        "price of {}: has no input_cost_per_token, so the model has no price",
+                        "price of {}: has no {lacking}; the price table's price holds, where it has one",
                         model.name
                     ));
                 }

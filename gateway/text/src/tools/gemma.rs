@@ -141,11 +141,10 @@ impl Writer<'_, '_> {
         if kinds.are_plain() {
             return Some(self.lark.part(part, self.strict));
         }
-        let Some(target) = part.target() else {
-            return match self.strict {
-                true => None,
-                false => self.composed(part.of(resolved(part.schema, part.whole)), depth),
-            };
+        let target = match part.target() {
+            Some(target) => target,
+            None if self.strict => return None,
+            None => part.of(resolved(part.schema, part.whole)),
         };
         if std::ptr::eq(target.schema, part.schema) {
             return self.composed(part, depth);

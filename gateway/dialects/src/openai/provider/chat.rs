@@ -127,7 +127,7 @@ pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat, serve
             // Other servers hold an answer to every keyword that they know.
             let held = match server {
                 Server::OpenAi if *strict => strict_at_openai(schema),
-                _ => (*strict && may_be_strict(schema)).then(|| schema.clone()),
+                _ => (*strict && may_be_strict(schema, false)).then(|| schema.clone()),
             };
             inner.raw("schema", held.as_ref().unwrap_or(schema));
             inner.flag("strict", held.is_some());
