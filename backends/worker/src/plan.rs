@@ -1,11 +1,11 @@
 //! The memory plan of a worker: weights, activations, KV, and what is left of the memory that there is.
 
 use crate::config::WorkerError;
-use crate::model::{ModelOptions, engine_config, sizes};
+use crate::model::{DeviceChoice, ModelOptions, engine_config, sizes};
 use penstock_engine::EngineConfig;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;
-use penstock_kernels::{Limits, PAGE_TOKENS};
+use penstock_kernels::{KvFormat, Limits, PAGE_TOKENS};
 use penstock_machine::{Bound, Memory};
 use tracing::{info, warn};
 
@@ -53,7 +53,7 @@ impl Plan {
         (adapter_bytes, is_packed): (u64, bool),
     ) -> Self {
         let config = checkpoint.config();
-        let page = Model::page_bytes(config, options.kv_format).max(1);
+        let page = Model::page_bytes(config, kv_format(options)).max(1);
         let asked = (options.context_tokens > 0).then_some(options.context_tokens);
         let wanted = Model::context_tokens(config, asked);
         let (sizes, context) = (sizes(engine), wanted.div_ceil(PAGE_TOKENS));
@@ -106,7 +106,7 @@ impl Plan {
     pub(crate) fn least_bytes(options: &ModelOptions, checkpoint: &Checkpoint) -> u64 {
         let sizes = sizes(&engine_config(options, checkpoint.config()));
         let activation_bytes = activation_bytes(options, checkpoint, sizes);
-        let page_bytes = Model::page_bytes(checkpoint.config(), options.kv_format);
+        let page_bytes = Model::page_bytes(checkpoint.config(), kv_format(options));
         checkpoint.held_bytes(options.held).saturating_add(activation_bytes).saturating_add(page_bytes)
     }
 
@@ -197,6 +197,11 @@ fn activation_bytes(options: &ModelOptions, checkpoint: &Checkpoint, sizes: Limi
     Model::activation_bytes(checkpoint.config(), sizes.rows_max, sizes.sampled_max).saturating_add(expanded)
 }
 
+/// Form of keys and values as they are held: the reference rounds them and holds the numbers.
+fn kv_format(options: &ModelOptions) -> KvFormat {
+    if options.device == DeviceChoice::Reference { KvFormat::Own } else { options.kv_format }
+}
+
 /// Name of the bound of the memory, for a person.
 pub(crate) fn bound_name(bound: Bound) -> String {
     match bound {
@@ -211,7 +216,7 @@ pub(crate) fn bound_name(bound: Bound) -> String {
 mod tests {
     use super::*;
     use crate::model::open;
-    use penstock_kernels::{Held, KvFormat};
+    use penstock_kernels::Held;
 
     fn plan(available: u64, change: impl FnOnce(&mut ModelOptions)) -> Plan {
         let mut options = ModelOptions { context_tokens: 512, ..Default::default() };
@@ -219,6 +224,20 @@ mod tests {
         let checkpoint = open(None).expect("opens").0;
         let memory = Memory { available, bound: Bound::Cgroup(available) };
         Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, (0, false))
+    }
+
+    #[test]
+    fn keys_and_values_of_8_bits_take_what_they_are_held_in() {
+        let tokens = |device, kv_format| {
+            let plan = plan(1 << 40, |options| {
+                (options.device, options.kv_format, options.kv_bytes_max) = (device, kv_format, 64 << 20);
+            });
+            plan.kv_tokens()
+        };
+        let [own, int8] = [KvFormat::Own, KvFormat::Int8].map(|format| tokens(DeviceChoice::Cpu, format));
+        // Heads of 64 values.
+        assert!((own * 185 / 100..=own * 190 / 100).contains(&int8), "{own} {int8}");
+        assert_eq!(tokens(DeviceChoice::Reference, KvFormat::Int8), own, "the reference holds numbers");
     }
 
     #[test]

@@ -421,7 +421,10 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
         args.extend(["--model".into(), absolute.into()]);
     }
     args.extend(["--quantize".into(), pool.quantize.clone().into()]);
-    args.extend(["--kv-format".into(), pool.kv_format.clone().into()]);
+    // The default is left out: arguments are part of what a lease is for, so that the workers of a version without the option are taken over.
+    if pool.kv_format != "bf16" {
+        args.extend(["--kv-format".into(), pool.kv_format.clone().into()]);
+    }
     let device = pool.device.name();
     args.extend(["--device".into(), device.into(), "--path".into(), pool.path.clone().into()]);
     let numbers = [
@@ -454,4 +457,24 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
         args.extend(["--kv-remote-password-file".into(), absolute(file).into()]);
     }
     args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(pool: &str) -> Vec<String> {
+        let text = format!("[[pools]]\nid = \"a\"\n{pool}");
+        let config = penstock_config::load(Some(("penstock.toml", &text)), &Overrides::default(), &|_| None);
+        let config = config.unwrap_or_else(|faults| panic!("{faults}"));
+        worker_args(&config.pools[0]).into_iter().map(|word| word.into_string().expect("text")).collect()
+    }
+
+    /// An upgrade takes over running workers whose arguments are those that the new gateway would start them with.
+    #[test]
+    fn a_pool_of_defaults_has_the_arguments_of_versions_before() {
+        let before = ["worker", "--quantize", "none", "--device", "auto", "--path", "auto"];
+        assert_eq!(args(""), before);
+        assert_eq!(args("kv_format = \"int8\"")[3..5], ["--kv-format", "int8"]);
+    }
 }

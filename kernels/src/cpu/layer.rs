@@ -503,15 +503,17 @@ impl Heads<'_> {
             // SAFETY: the table is this machine's.
             return unsafe { (self.vector.narrow_slice)(values, to) };
         }
-        let (mut narrow, mut codes) = ([0u16; DIM_MAX], [0i8; DIM_MAX]);
+        let (mut narrow, mut codes);
         let stored = match self.format {
             KvFormat::Own => {
+                narrow = [0u16; DIM_MAX];
                 let narrow = &mut narrow[..values.len()];
                 // SAFETY: the table is this machine's.
                 unsafe { (self.vector.narrow_slice)(values, narrow) };
                 kv::Row::Halves(narrow)
             }
             KvFormat::Int8 => {
+                codes = [0i8; DIM_MAX];
                 let (codes, mut scale) = (&mut codes[..values.len()], 0.0);
                 // SAFETY: the table is this machine's.
                 unsafe { (self.vector.round_row)(values, codes, &mut scale) };

@@ -282,7 +282,9 @@ fn place(
     if let Some(part) = &needed.part {
         whole[0] = part.rows;
     }
-    if tensor.shape.iter().map(|&d| usize::try_from(d).ok()).ne(whole.iter().map(|&d| Some(d))) {
+    // ggml's writer leaves out outer dimensions of 1.
+    let theirs = tensor.shape.iter().skip_while(|d| **d == 1).map(|&d| usize::try_from(d).ok());
+    if theirs.ne(whole.iter().skip_while(|d| **d == 1).map(|&d| Some(d))) {
         return Err(refused(format!("shape {:?}, the metadata needs {whole:?}", tensor.shape)));
     }
     let (columns, rows) = (needed.shape[needed.shape.len() - 1], &needed.shape[..needed.shape.len() - 1]);

@@ -52,6 +52,8 @@ fn config_of(gguf: &Gguf, name: &str) -> Result<Map<String, Value>, CheckpointEr
     {
         match gguf.tensors.get(tensor).map(|tensor| tensor.shape.as_slice()) {
             Some(&[rows, _]) => drop(map.insert(field.into(), rows.into())),
+            // ggml's writer leaves out outer dimensions of 1, as of a table of one type of tokens.
+            Some(&[_]) if tensor == TYPES => drop(map.insert(field.into(), 1.into())),
             None if !is_needed => {}
             _ => return Err(CheckpointError::tensor(&gguf.shown, tensor, "is missing, or is no matrix")),
         }
