@@ -40,6 +40,8 @@ struct State {
     ended: Vec<String>,
     /// Claims of other holders by their work.
     others: HashMap<String, Watched>,
+    /// True once the process ends: nothing is claimed any more.
+    is_closed: bool,
 }
 
 /// Claim that this process holds, or asks for.
@@ -78,7 +80,7 @@ impl Claims {
         let (sender, lost) = watch::channel(false);
         {
             let mut state = self.state();
-            if state.held.contains_key(work) {
+            if state.is_closed || state.held.contains_key(work) {
                 return Ok(None);
             }
             state.ended.retain(|ended| ended != work);
@@ -143,6 +145,9 @@ impl Claims {
 
     /// Renews claims and looks at those of others once. `true`: one of theirs is gone.
     async fn look(&self) -> Result<bool, StoreError> {
+        if self.state().is_closed {
+            return Ok(false);
+        }
         self.release_ended().await?;
         let (kept, holds): (Vec<String>, bool) = {
             let state = self.state();
@@ -151,7 +156,9 @@ impl Claims {
         };
         if holds {
             let own = self.store.renew_work(&self.holder).await?;
-            self.compare(&kept, own);
+            for work in self.compare(&kept, own) {
+                self.claim_again(&work).await?;
+            }
         }
         let others = self.store.claims_of_others(&self.holder, LOOK_MAX).await?;
         let (silent, mut has_freed) = self.watch(others);
@@ -168,18 +175,44 @@ impl Claims {
         Ok(has_freed)
     }
 
-    /// Tells work whose claim the store has no more, of those that it had before the renewal. Claims that nobody here
-    /// knows, of asks whose answer was lost, are released.
-    fn compare(&self, kept: &[String], own: Vec<String>) {
+    /// Returns the work whose claim the store has no more, of those that it had before the renewal. Claims that nobody
+    /// here knows, of asks whose answer was lost, are released.
+    fn compare(&self, kept: &[String], own: Vec<String>) -> Vec<String> {
         let mut state = self.state();
         let mine: HashSet<&String> = own.iter().collect();
-        for work in kept.iter().filter(|work| !mine.contains(work)) {
-            if let Some(held) = state.held.get(work) {
-                held.lost.send_replace(true);
-            }
-        }
+        let gone = kept.iter().filter(|work| !mine.contains(work) && state.held.contains_key(*work)).cloned().collect();
         let strays: Vec<String> = own.into_iter().filter(|work| !state.held.contains_key(work)).collect();
         state.ended.extend(strays);
+        gone
+    }
+
+    /// Claims work again whose claim is gone: another gateway forgot it, or a database without the last seconds took
+    /// over. Only where another gateway has it is it lost.
+    async fn claim_again(&self, work: &str) -> Result<(), StoreError> {
+        if self.store.claim_work(work, &self.holder).await? {
+            let mut state = self.state();
+            if !state.held.contains_key(work) {
+                state.ended.push(work.to_owned());
+            }
+        } else if let Some(held) = self.state().held.get(work) {
+            held.lost.send_replace(true);
+        }
+        Ok(())
+    }
+
+    /// Releases all claims and takes no more, since the process ends: whoever serves next need not wait until they lapse.
+    ///
+    /// # Errors
+    /// The store's; the claims lapse.
+    pub(crate) async fn close(&self) -> Result<(), StoreError> {
+        let held: Vec<String> = {
+            let mut state = self.state();
+            state.is_closed = true;
+            let mut held = std::mem::take(&mut state.ended);
+            held.extend(state.held.keys().cloned());
+            held
+        };
+        if held.is_empty() { Ok(()) } else { self.store.release_work(&held, &self.holder).await }
     }
 
     /// Notes the claims of others; returns those whose holders are silent, and whether one of before is gone.
@@ -282,6 +315,30 @@ mod tests {
         assert!(one.take("work").await.expect("asked").is_none(), "what it gave up was not its own any more");
         taken.release().await;
         assert!(one.take("work").await.expect("asked").is_some());
+    }
+
+    /// Another gateway forgets a claim (this one was slow, or the database lost its last seconds), and nobody has the work.
+    #[tokio::test]
+    async fn a_claim_that_was_forgotten_and_that_nobody_took_is_claimed_again() {
+        let store = store();
+        let (one, two) = (Claims::new(store.clone()), Claims::new(store.clone()));
+        let held = one.take("work").await.expect("asked").expect("free");
+        looks_until_free(&two, "work").await;
+        one.look().await.expect("renewed");
+        assert!(!*held.lost.borrow(), "nobody has taken it");
+        assert!(two.take("work").await.expect("asked").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_process_that_ends_leaves_its_work_to_the_next() {
+        let store = store();
+        let (one, two) = (Claims::new(store.clone()), Claims::new(store.clone()));
+        let _held = one.take("work").await.expect("asked").expect("free");
+        one.close().await.expect("released");
+        assert!(two.take("work").await.expect("asked").is_some(), "at once");
+        one.look().await.expect("closed");
+        assert!(one.take("other").await.expect("asked").is_none());
+        assert!(two.take("other").await.expect("asked").is_some());
     }
 
     #[tokio::test]

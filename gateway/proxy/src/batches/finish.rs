@@ -11,6 +11,7 @@ use penstock_store::{
 
 use super::Bench;
 use crate::batch_text::{MESSAGE_BATCH, MESSAGES, Tally, Unanswered, error_line, message_line};
+use crate::keeper::patiently;
 use penstock_base::clock::unix_seconds;
 use penstock_http::exchange::new_request_id;
 use penstock_telemetry::Metric;
@@ -61,7 +62,7 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
         let errors = write(store.as_ref(), tenant, batch, false, &mut files, &mut tally).await?;
         let faults = if is_messages { tally.text() } else { String::new() };
         let end = EndedBatch { status, output, errors, faults, now: unix_seconds() };
-        store.end_batch(&batch.id, end).await
+        patiently(batch.id.as_str(), || store.end_batch(&batch.id, end.clone())).await
     };
     let ended = ended.await;
     if is_messages && ended.is_ok() {
@@ -69,12 +70,22 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
         let _ = store.delete_file(tenant, &batch.input).await;
     }
     if !matches!(ended, Ok(true)) {
-        for id in &files {
+        // An ask whose answer was lost may have ended the batch with these files.
+        let now = patiently(batch.id.as_str(), || store.batch(tenant, &batch.id)).await?;
+        for id in unused(&files, now.as_ref()) {
             // A failed delete is repeated by the sweeper.
             let _ = store.delete_file(tenant, id).await;
         }
     }
     ended.map(drop)
+}
+
+/// Files that a batch does not name, as it stands in the store.
+fn unused<'a>(files: &'a [FileId], batch: Option<&'a BatchRecord>) -> impl Iterator<Item = &'a FileId> {
+    let is_named = move |id: &FileId| {
+        batch.is_some_and(|batch| batch.output.as_ref() == Some(id) || batch.errors.as_ref() == Some(id))
+    };
+    files.iter().filter(move |id| !is_named(id))
 }
 
 /// Writes the results of one outcome to a file, unsealed, and counts those without an answer; `None`: there are no such

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use pingora_core::server::{ShutdownSignal, ShutdownSignalWatch};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::Listeners;
 use crate::gateway::{Beside, Gateway};
@@ -18,6 +19,8 @@ use crate::upgrade;
 const LOOK: Duration = Duration::from_millis(20);
 /// Longest time for error replies to requests whose grace time is over.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+/// Longest time in which claims on work that was not ended are released.
+const RELEASE_MAX: Duration = Duration::from_secs(1);
 /// Longest time for the last settled reservations to reach the next process.
 const TELL_MAX: Duration = Duration::from_secs(10);
 
@@ -169,8 +172,18 @@ impl Drain {
         while !is_told() && Instant::now() < until {
             std::thread::park_timeout(LOOK);
         }
+        self.release_claims();
         (self.drained)();
         std::process::exit(0);
+    }
+
+    /// Lets another process begin the batches and background responses that did not end here at once.
+    fn release_claims(&self) {
+        let Some(keeper) = self.gateway.keeper() else { return };
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        if !matches!(runtime.block_on(async { timeout(RELEASE_MAX, keeper.claims.close()).await }), Ok(Ok(()))) {
+            tracing::debug!("claims on batches and background responses could not be released: they lapse");
+        }
     }
 
     /// Ends the answers that are left with an error that says why; each leaves its line in the log.

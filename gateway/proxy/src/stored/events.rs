@@ -86,7 +86,7 @@ impl Follower<'_> {
                 }
             }
             if Instant::now() >= look {
-                if self.ended(exchange, next).await? {
+                if self.ended(exchange, next, log.is_some()).await? {
                     return Ok(());
                 }
                 look = Instant::now() + LOOK;
@@ -117,12 +117,14 @@ impl Follower<'_> {
         }
     }
 
-    /// Sends the rest of a response that has ended; `false`: it has not.
-    async fn ended(&self, exchange: &mut Exchange, next: u64) -> Result<bool, End> {
+    /// Sends the rest of a response that has ended; `false`: it has not. `is_live`: the response is made in this process, whose log goes on
+    /// while the store is away.
+    async fn ended(&self, exchange: &mut Exchange, next: u64, is_live: bool) -> Result<bool, End> {
         let found = self.keeper.store.response_state(self.tenant, self.id).await.map_err(failed);
         let found = match found {
             Ok(Some(found)) => found,
             Ok(None) => return Err(self.broken(exchange, absent("Response", self.id.as_str())).await),
+            Err(_) if is_live => return Ok(false),
             Err(failure) => return Err(self.broken(exchange, failure).await),
         };
         if found.status != ResponseStatus::Ended {

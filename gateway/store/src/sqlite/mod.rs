@@ -72,6 +72,8 @@ pub struct Sqlite {
 struct Leader {
     file: File,
     leads: bool,
+    /// True if another process led while this one had the store open: it may still be saving answers when it leads no more.
+    followed: bool,
 }
 
 impl Sqlite {
@@ -109,7 +111,7 @@ impl Sqlite {
             writer: Lane::writer(connection).map_err(spawned)?,
             reader: Lane::readers(readers).map_err(spawned)?,
             key_reader: Lane::readers(vec![read_only(&options.path)?]).map_err(spawned)?,
-            leader: Some(Mutex::new(Leader { file: lock_file(&options.path)?, leads: false })),
+            leader: Some(Mutex::new(Leader { file: lock_file(&options.path)?, leads: false, followed: false })),
             directory: Notify::new(),
             claims: MemoryClaims::default(),
         })
@@ -149,7 +151,10 @@ impl Store for Sqlite {
         if !leader.leads {
             leader.leads = match leader.file.try_lock() {
                 Ok(()) => true,
-                Err(TryLockError::WouldBlock) => false,
+                Err(TryLockError::WouldBlock) => {
+                    leader.followed = true;
+                    false
+                }
                 Err(TryLockError::Error(error)) => return Err(StoreError::Broken(error.to_string())),
             };
         }
@@ -163,10 +168,10 @@ impl Store for Sqlite {
         leader.file.unlock().map_err(|error| StoreError::Broken(error.to_string()))
     }
 
-    /// During an upgrade the process before leads until its last request has ended.
+    /// During an upgrade the process before saves answers for as long as its last requests take.
     fn is_shared(&self) -> bool {
         let leader = self.leader.as_ref().map(|leader| leader.lock().unwrap_or_else(PoisonError::into_inner));
-        leader.is_some_and(|leader| !leader.leads)
+        leader.is_some_and(|leader| !leader.leads || leader.followed)
     }
 
     fn stats(&self) -> Stats {

@@ -375,8 +375,10 @@ async fn one_process_leads_until_it_ends() {
     let (first, second) = (folder.open(0), folder.open(0));
     assert_eq!((first.lead().await, second.lead().await), (Ok(true), Ok(false)));
     assert_eq!(first.lead().await, Ok(true));
+    assert!(!first.is_shared() && second.is_shared());
     drop(first);
     assert_eq!(second.lead().await, Ok(true));
+    assert!(second.is_shared(), "the process before may still be saving answers");
 }
 
 #[test]
