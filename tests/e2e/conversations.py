@@ -164,8 +164,9 @@ def form(up: Upstream, dialect: str, stream: bool) -> None:
         question, wanted = "Give me JSON with name and age: Alice is 31", {"name": "Alice", "age": 31}
     kinds = {str: "string", int: "integer"}
     bounds = {str: {"minLength": 1, "maxLength": 40}, int: {"minimum": -90, "maximum": 150}}
-    # Clients of Anthropic's API close their schemas and leave bounds out, since it refuses others; nobody else has to.
-    if dialect == "messages" and up.name == "anthropic":
+    # Clients of Anthropic's API close their schemas and leave bounds out, since it refuses others; nobody else has to. Its schemas are strict, and
+    # a server that is not known to be OpenAI's is sent their bounds, which the mock refuses as OpenAI does.
+    if dialect == "messages" and up.name in ("anthropic", "messages", "openai"):
         bounds = {str: {}, int: {}}
     properties = {name: {"type": kinds[type(value)], **bounds[type(value)]} for name, value in wanted.items()}
     schema = {"type": "object", "properties": properties, "required": list(properties)}

@@ -81,12 +81,12 @@ def test_a_gguf_file_of_an_encoder_gives_the_vectors_of_the_folder(tmp_path):
     for name, case in cases.items():
         models = {
             name: encoder_files.folder(tmp_path / name, case),
-            f"{name}-file": encoder_files.file(tmp_path / f"{name}-file.gguf", case),
+            f"{name}-f": encoder_files.file(tmp_path / f"{name}-file.gguf", case),
             f"{name}-q8": encoder_files.file(tmp_path / f"{name}-q8.gguf", case, gguf_files.Q8_0),
         }
         for model, path in models.items():
             pools += f'[[pools]]\nid = "{model}"\nmodel = "{path}"\nthreads = 1\n\n'
-    with harness.serving(tmp_path / "gateway", config=pools, workers=0) as gateway:
+    with harness.serving(tmp_path / "g", config=pools, workers=0) as gateway:
         count = 3 * len(FILES)
         wait_until(lambda: gateway.metric("penstock_workers_ready") == count, "all workers are ready", 120)
         listed = {model["id"]: model["task"] for model in httpx.get(f"{gateway.url}/v1/models").json()["data"]}
@@ -95,9 +95,9 @@ def test_a_gguf_file_of_an_encoder_gives_the_vectors_of_the_folder(tmp_path):
             # The golden's Unigram tokenizer has a token for a blank at the end of a text, where published ones have none.
             texts = [text.strip() for text in case["texts"]]
             for text in texts:
-                assert ids_of(gateway, f"{name}-file", text) == ids_of(gateway, name, text), (name, text)
+                assert ids_of(gateway, f"{name}-f", text) == ids_of(gateway, name, text), (name, text)
             folder = vectors(gateway, name, texts)
-            assert vectors(gateway, f"{name}-file", texts) == folder, name
+            assert vectors(gateway, f"{name}-f", texts) == folder, name
             near = vectors(gateway, f"{name}-q8", texts)
             assert all(cosine(a, b) > 0.999 for a, b in zip(near, folder, strict=True)), name
             assert near != folder, name
