@@ -58,6 +58,8 @@ NOT_RUN = {
         "penstock pull Qwen/Qwen3-Embedding-0.6B",
     ): "needs a hub: test_pull.py has one, test_vectors.py asks for vectors",
     ("models.md", "penstock models verify"): "needs a pulled model: test_pull.py has one",
+    ("models.md", "--kv-format int8"): WEIGHTS,
+    ("models.md", "nomic-embed-text-v1.5-GGUF"): "needs a hub: test_pull.py has one",
     ("models.md", "bge-reranker-base"): WEIGHTS,
     ("models.md", "1 of that length at once"): WEIGHTS,
     ("models.md", "--workers 20"): WEIGHTS,
