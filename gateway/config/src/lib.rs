@@ -19,7 +19,9 @@ mod limits;
 mod members;
 mod models;
 mod oidc;
+mod overrides;
 mod plugins;
+mod pools;
 mod providers;
 mod raw;
 mod registry;
@@ -31,12 +33,14 @@ mod web;
 mod webhooks;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
-pub use check::{DEMO_MODEL, Overrides, load, load_beside};
+pub use check::{load, load_beside};
 pub use endpoint_picker::EndpointPickerConfig;
 pub use hub::{HubConfig, named_model};
 pub use members::Members;
 pub use oidc::{OIDC, OidcConfig};
+pub use overrides::Overrides;
 pub use plugins::{OnFail, PluginConfig};
+pub use pools::DEMO_MODEL;
 pub use snapshot::{
     AdapterConfig, BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig,
     Snapshot, StoreConfig, TaskChoice, TlsFiles, WaitConfig, default_state_dir, state_dir,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ReplicasConfig;
-use super::check::follow;
 use super::raw::Reader;
 use penstock_http::client::Target;
 use penstock_pool::scaler::{Asked, Hook, Service};
@@ -44,6 +43,19 @@ pub(super) fn replicas(table: &Reader<'_, '_>, workers: usize, addresses: usize)
         table.fault("replica_command", "is for workers that are started elsewhere (connect)");
     }
     ReplicasConfig { follow, min, max, idle, hook }
+}
+
+/// Reads a key that says whether a number follows the load.
+pub(super) fn follow(table: &Reader<'_, '_>, name: &'static str) -> Follow {
+    match table.text(name).unwrap_or_default().as_str() {
+        "fixed" => Follow::Off,
+        "dry_run" => Follow::DryRun,
+        "follow" => Follow::On,
+        other => {
+            table.fault(name, format!("{other:?} is not one of fixed, dry_run, follow"));
+            Follow::Off
+        }
+    }
 }
 
 /// Reads the keys of workers on demand. `follow`: whether the number of workers follows the load; `connected`: the workers are started elsewhere.
