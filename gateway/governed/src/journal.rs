@@ -67,6 +67,8 @@ struct Pending {
     written_count: u64,
     /// Number of settled entries after which the thread takes no more; `None`: it takes all.
     held_at: Option<u64>,
+    /// True once the process ends: a pause holds nothing back any more.
+    is_ending: bool,
 }
 
 #[derive(Default)]
@@ -153,7 +155,7 @@ impl Journal {
     }
 
     /// Pauses the ledger after what is settled by now, so that a reader of it knows which entries it has. One at a time.
-    /// A queue that is half full is written all the same.
+    /// A queue that is half full is written all the same, and so is that of a process that ends.
     pub(super) fn pause(&self) -> Pause<'_> {
         let mut pending = self.queue.pending();
         let mark = pending.settled_count;
@@ -167,9 +169,17 @@ impl Journal {
         self.queue.failing.load(Ordering::Relaxed)
     }
 
-    /// Returns true if every entry queued so far is written.
-    pub(super) fn is_idle(&self) -> bool {
-        self.queue.pending().waiting() == 0
+    /// Returns true if every entry queued so far is written, for a process that ends: what it has not written by then is
+    /// lost. So a pause is over with the first call, and no later one holds entries back.
+    pub(super) fn is_emptied(&self) -> bool {
+        let mut pending = self.queue.pending();
+        let was_ending = std::mem::replace(&mut pending.is_ending, true);
+        let is_empty = pending.waiting() == 0;
+        drop(pending);
+        if !was_ending {
+            self.queue.changed.notify_one();
+        }
+        is_empty
     }
 
     /// Number of entries that wait, and of entries that were lost.
@@ -213,7 +223,7 @@ impl Pending {
             }
         }
         self.fresh.drain(..looked);
-        let may_take = self.held_at.filter(|_| self.settled.len() < HELD_MAX);
+        let may_take = self.held_at.filter(|_| !self.is_ending && self.settled.len() < HELD_MAX);
         let may_take = may_take.map_or(usize::MAX, |mark| mark.saturating_sub(self.taken_count) as usize);
         let count = self.settled.len().min(LEDGER_BATCH_MAX).min(may_take);
         let settled: Arc<[Entry]> = self.settled.drain(..count).collect();

@@ -226,9 +226,13 @@ impl Governor {
         self.journal.get()
     }
 
-    /// Returns true if the ledger has every entry of this process, so that it may end.
+    /// Returns true if the process may end: the ledger has every entry, and the shared counters, if they answer, every
+    /// amount and what this gateway has leased of them beyond the holds of requests. To be called repeatedly by a process
+    /// that ends: from the first call on, entries and leases are kept back no longer.
     pub fn is_saved(&self) -> bool {
-        self.journal().is_none_or(Journal::is_idle)
+        let is_written = self.journal().is_none_or(Journal::is_emptied);
+        let is_returned = self.shared.get().is_none_or(|shared| shared.is_returned());
+        is_written && is_returned
     }
 
     /// State and current time, for a few look-ups; sweeps the counters when that is due.

@@ -32,9 +32,17 @@ impl Effect<'_> {
 /// Limits that the principal is under, with its own counters: of all gateways together, where they share them. Counters
 /// of others are visible to them and to the operator only.
 pub async fn status(governor: &Governor, effect: &Effect<'_>, principal: &Principal, from: Option<IpAddr>) -> Value {
+    let own: Vec<&Arc<Limit>> = effect.rules.limits().iter().filter(|limit| is_own(limit, principal)).collect();
+    let who = Who { principal, model: "", providers: &[], from };
+    let mut counted: Vec<Counted> = own.iter().flat_map(|limit| of_limit(governor, limit, &who)).collect();
+    // One look for all limits: a store that is slow or away is waited for once.
+    governor.look(&mut counted).await;
+    let mut rest = counted.as_slice();
     let mut limits = Vec::new();
-    for limit in effect.rules.limits().iter().filter(|limit| is_own(limit, principal)) {
-        limits.push(one(governor, effect, limit, principal, from).await);
+    for limit in own {
+        let (counted, others) = rest.split_at(limit.measures.len());
+        rest = others;
+        limits.push(one(governor, effect, limit, counted));
     }
     json!({ "limits": limits })
 }
@@ -46,24 +54,21 @@ fn is_own(limit: &Limit, principal: &Principal) -> bool {
         || principal.limits.iter().any(|id| **id == *limit.id)
 }
 
-async fn one(
-    governor: &Governor,
-    effect: &Effect<'_>,
-    limit: &Arc<Limit>,
-    principal: &Principal,
-    from: Option<IpAddr>,
-) -> Value {
-    let why = ineffective(effect, limit);
-    let who = Who { principal, model: "", providers: &[], from };
-    let subjects = rules::subjects(&[limit], &who);
+/// Counters of the limit for whoever asks, one per measure.
+fn of_limit(governor: &Governor, limit: &Arc<Limit>, who: &Who<'_>) -> Vec<Counted> {
+    let subjects = rules::subjects(&[limit], who);
     let own = &subjects[subjects.len() - 1].1;
-    let standing = |measure: &Measure| Counted {
+    let counted = |measure: &Measure| Counted {
+        limit: limit.id.clone(),
         subject: own.to_string(),
         measure: *measure,
         standing: governor.standing(&limit.id, own, *measure),
     };
-    let mut counted: Vec<Counted> = limit.measures.iter().map(standing).collect();
-    governor.look(limit, &mut counted).await;
+    limit.measures.iter().map(counted).collect()
+}
+
+fn one(governor: &Governor, effect: &Effect<'_>, limit: &Arc<Limit>, counted: &[Counted]) -> Value {
+    let why = ineffective(effect, limit);
     let measure = |Counted { measure, standing, .. }: &Counted| {
         let shown = |amount: u64| match measure.unit {
             Unit::NanoUsd => json!(amount as f64 / 1e9),
@@ -139,13 +144,14 @@ pub struct CounterState {
 
 /// Standing of one counter of a limit.
 struct Counted {
+    limit: Arc<str>,
     subject: String,
     measure: Measure,
     standing: Standing,
 }
 
 impl From<Counted> for CounterState {
-    fn from(Counted { subject, measure, standing }: Counted) -> Self {
+    fn from(Counted { subject, measure, standing, .. }: Counted) -> Self {
         let amount = |amount: u64| if measure.unit == Unit::NanoUsd { amount as f64 / 1e9 } else { amount as f64 };
         Self {
             subject,
@@ -168,7 +174,7 @@ impl Governor {
     /// gateways share have the use by all of them, the others' leases included, as the shared store last told it.
     pub async fn counters_together(&self, limit: &Limit) -> Vec<CounterState> {
         let mut counted = self.counted(limit);
-        self.look(limit, &mut counted).await;
+        self.look(&mut counted).await;
         counted.into_iter().map(CounterState::from).collect()
     }
 
@@ -177,18 +183,19 @@ impl Governor {
         let (mut state, now) = self.state();
         for measure in &limit.measures {
             state.book.standings(&limit.id, *measure, now, &mut |subject, standing| {
-                out.push(Counted { subject: subject.to_owned(), measure: *measure, standing });
+                let (limit, subject) = (limit.id.clone(), subject.to_owned());
+                out.push(Counted { limit, subject, measure: *measure, standing });
             });
         }
         out
     }
 
     /// Raises the standings to the use by all gateways together, where they share their counters.
-    async fn look(&self, limit: &Limit, counted: &mut [Counted]) {
+    async fn look(&self, counted: &mut [Counted]) {
         let Some(shared) = self.shared.get() else { return };
         let mut claims = Vec::with_capacity(counted.len());
-        for Counted { subject, measure, .. } in &*counted {
-            claims.push(Claim { limit: &limit.id, subject, measure: *measure, amount: 0, tag: 0 });
+        for Counted { limit, subject, measure, .. } in &*counted {
+            claims.push(Claim { limit, subject, measure: *measure, amount: 0, tag: 0 });
         }
         let used = shared.look(&claims).await;
         for (Counted { measure, standing, .. }, used) in counted.iter_mut().zip(used) {

@@ -49,7 +49,9 @@ pub use batches::{
 pub use cache::{CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache};
 pub use claims::{WorkClaim, WorkClaims};
 pub use configs::{CONFIG_BYTES_MAX, ConfigRecord, Configs, NewConfig};
-pub use counters::{ASKS_MAX, Ask, Begun, Counters, Grant, Kept, MemoryCounters, Settlement, Window, is_counter_name};
+pub use counters::{
+    AMOUNT_MAX, ASKS_MAX, Ask, Begun, Counters, Grant, Kept, MemoryCounters, Settlement, Window, is_counter_name,
+};
 pub use error::StoreError;
 pub use files::{CHUNK_BYTES_MAX, Deleted, FileRecord, Files, NewFile};
 pub use ids::{AuditId, BatchId, FileId, KeyId, ResponseId, Tenant, random as random_id};

@@ -15,6 +15,8 @@ use penstock_base::clock;
 const FRESH: Duration = Duration::from_secs(1);
 /// Longest wait of one look for the store.
 const LOOK_MAX: Duration = Duration::from_millis(500);
+/// Time after a look that the store has not answered in which the last answers are told again, without a question.
+pub(super) const AWAY: Duration = Duration::from_secs(5);
 /// Most counters that one look asks for, those of the oldest answers first.
 const COUNTERS_MAX: usize = 1024;
 /// Most uses that are remembered.
@@ -25,6 +27,8 @@ const KNOWN_MAX: usize = 1 << 17;
 pub(super) struct Looks {
     known: HashMap<Key, (Instant, u64)>,
     sweep_at: usize,
+    /// Time until which no look asks, since the store has not answered one; `None`: it has answered the last one.
+    away_until: Option<tokio::time::Instant>,
 }
 
 impl Looks {
@@ -44,7 +48,8 @@ impl Looks {
 impl Shared {
     /// Use of the claimed counters by all gateways together, reservations and the others' leases included; 0 where the
     /// store has not told it in the counter's window. Asks the store, unless it is away or its answer is fresh; an answer
-    /// that comes too late is not waited for, and the last one is told again.
+    /// that comes too late is not waited for, and the last one is told again. Of all looks at a store that does not
+    /// answer, one waits per [`AWAY`].
     pub(crate) async fn look(&self, claims: &[Claim<'_>]) -> Vec<u64> {
         let wants: Vec<Want> = claims.iter().map(want).collect();
         if self.is_up() {
@@ -57,27 +62,42 @@ impl Shared {
     async fn refresh(&self, wants: &[Want]) {
         let deadline = tokio::time::Instant::now() + LOOK_MAX;
         let stale = {
-            let (looks, now) = (self.looks(), Instant::now());
+            let (mut looks, now) = (self.looks(), Instant::now());
             let asked = |want: &Want| looks.known.get(&want.key).map(|(at, _)| *at);
             let wants = wants.iter().filter(|want| is_counter_name(&want.key.0));
             let mut stale: Vec<_> = wants.map(|want| (asked(want), want)).collect();
             stale.retain(|(at, _)| at.is_none_or(|at| now.saturating_duration_since(at) >= FRESH));
             stale.sort_by_key(|(at, _)| *at);
             stale.truncate(COUNTERS_MAX);
+            let is_away = looks.away_until.is_some_and(|until| tokio::time::Instant::now() < until);
+            if stale.is_empty() || is_away {
+                return;
+            }
+            // This look finds out whether the store is back; the others do not wait for it beside this one.
+            looks.away_until = looks.away_until.map(|_| deadline + AWAY);
             stale
         };
-        for chunk in stale.chunks(REPORTS) {
-            let Ok(_turn) = timeout_at(deadline, self.turn.read()).await else { return };
+        for (nth, chunk) in stale.chunks(REPORTS).enumerate() {
             let asks: Vec<Ask> = chunk.iter().map(|(_, want)| question(want)).collect();
             let now = clock::unix_seconds();
-            let asked = self.counters.take(&self.holder, &asks, false, now);
-            let Ok(Ok(grants)) = timeout_at(deadline, asked).await else { return };
+            let asked = async {
+                let _turn = self.turn.read().await;
+                self.counters.take(&self.holder, &asks, false, now).await
+            };
+            let Ok(Ok(grants)) = timeout_at(deadline, asked).await else {
+                // A store that has answered a part is slow: the next look asks for the rest.
+                if nth == 0 {
+                    self.looks().away_until = Some(tokio::time::Instant::now() + AWAY);
+                }
+                return;
+            };
             // What is left of this gateway's lease is in no use.
             let lefts: Vec<u64> = {
                 let state = self.state();
                 chunk.iter().map(|(_, want)| state.cells.get(&want.key).map_or(0, |cell| cell.left(now))).collect()
             };
             let mut looks = self.looks();
+            looks.away_until = None;
             for (((_, want), grant), left) in chunk.iter().zip(grants).zip(lefts) {
                 looks.note(want.key.clone(), grant.used.saturating_sub(left));
             }

@@ -58,6 +58,8 @@ const IDLE: Duration = Duration::from_secs(2);
 const PORTIONS: u64 = 100;
 /// Life of a lease of places in flight, in seconds, unless its gateway renews it.
 const IN_FLIGHT_SECONDS: u64 = 15;
+/// Length of a day, the shortest window that does not slide, in seconds.
+const DAY_SECONDS: u64 = 86_400;
 /// Most questions of one request to the store: others may take what was leased for it.
 const TRIES: u32 = 3;
 
@@ -107,6 +109,10 @@ struct State {
     /// Counters with a question that was given up: the store may have granted more than this gateway knows, so the leases are reported.
     unheard: HashSet<Key>,
     looked_at: Option<Instant>,
+    /// True while amounts that were taken out of the cells are being reported.
+    is_reporting: bool,
+    /// True once the process ends: no rest of a portion is kept for further requests.
+    is_ending: bool,
 }
 
 /// Name of a shared counter, and the time window that it counts in.
@@ -433,7 +439,8 @@ impl Shared {
         let wants = claims.iter().map(want).filter(|want| want.amount > 0 && is_counter_name(&want.key.0));
         let mut state = self.state();
         for want in wants {
-            state.cells.entry(want.key).or_default().spent += want.amount;
+            let cell = state.cells.entry(want.key).or_default();
+            cell.spent = cell.spent.saturating_add(want.amount);
         }
     }
 
@@ -457,8 +464,19 @@ impl Shared {
             let over = spent.min(held).min(cell.leased);
             cell.leased -= over;
             cell.over += over;
-            cell.spent += spent;
+            cell.spent = cell.spent.saturating_add(spent);
         }
+    }
+
+    /// Returns true if the store was told every amount and has every portion back, but for what requests hold, or if it is
+    /// away. For a process that ends: from the first call on, each report returns the rests of portions, which would stay
+    /// leased until their windows end.
+    pub(super) fn is_returned(&self) -> bool {
+        let is_up = self.is_up();
+        let mut state = self.state();
+        state.is_ending = true;
+        let is_done = |cell: &Cell| cell.leased <= cell.held && cell.over == 0 && cell.spent == 0;
+        !is_up || !state.is_reporting && state.doubted.is_empty() && state.cells.values().all(is_done)
     }
 }
 
@@ -478,6 +496,17 @@ impl Cell {
     /// Returns true if the lease is in use and was not logged as lost, so that its loss is news.
     fn is_loss(&self) -> bool {
         self.held > 0 && !self.is_lost
+    }
+
+    /// Returns true if the store need not be told of the cell, and no request holds a part of it: its window counts no
+    /// more, or there is nothing in it.
+    fn is_needless(&self, window: &Window, now: u64) -> bool {
+        // A sliding window counts the one before it, too.
+        let counts = if window.seconds < DAY_SECONDS { window.seconds } else { 0 };
+        let is_past = window.end().is_some_and(|end| end.saturating_add(counts) <= now);
+        // A lease that has not lapsed is reported even as 0: the store may have granted more than is known here.
+        let is_empty = self.leased == 0 && self.over == 0 && self.spent == 0 && self.lapses <= now && !self.is_lost;
+        self.held == 0 && (is_past || is_empty)
     }
 
     /// Free rest of the portion; 0 after the lease has lapsed.
@@ -514,7 +543,7 @@ fn window(span: Span, now: u64) -> (Window, bool) {
         Span::Second => (Window::at(now, 1), true),
         Span::Minute => (Window::at(now, 60), true),
         Span::Hour => (Window::at(now, 3600), true),
-        Span::Day => (Window::at(now, 86_400), false),
+        Span::Day => (Window::at(now, DAY_SECONDS), false),
         Span::Month => {
             let start = began(now * 1000).1 / 1000;
             // A date of the next month, whose beginning is this month's end.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use penstock_store::{Ask, Begun, Grant, Kept, Settlement, StoreError};
+use penstock_store::{AMOUNT_MAX, Ask, Begun, Grant, Kept, Settlement, StoreError};
 use tokio::time::{sleep, timeout};
 
 use super::{Cell, IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept, key};
@@ -30,14 +30,28 @@ impl Shared {
     /// attempt to reach the store.
     pub(crate) async fn report(&self, begun: std::sync::mpsc::SyncSender<()>) {
         loop {
-            if self.begin().await && self.correct().await {
-                self.report_once(Instant::now()).await;
-            }
-            self.tell_lapsed();
+            self.turn().await;
             // The start waits for the first signal only.
             let _ = begun.try_send(());
             sleep(REPORT).await;
         }
+    }
+
+    /// One turn of the report.
+    pub(super) async fn turn(&self) {
+        if self.begin().await && self.correct().await {
+            self.report_once(Instant::now()).await;
+        } else {
+            self.forget_needless();
+        }
+        self.tell_lapsed();
+    }
+
+    /// Drops cells of which the store need not be told: while it is away nothing else drops them, and every second may
+    /// begin a window.
+    fn forget_needless(&self) {
+        let now = clock::unix_seconds();
+        self.state().cells.retain(|(_, window), cell| !cell.is_needless(window, now));
     }
 
     /// Checks that the store still has its counters, or restores them. False if it does not answer.
@@ -233,6 +247,12 @@ impl Shared {
     pub(crate) async fn report_once(&self, at: Instant) {
         let now = clock::unix_seconds();
         let settlements = self.due(at, now);
+        self.tell_all(&settlements, at, now).await;
+        self.state().is_reporting = false;
+    }
+
+    /// Reports settlements and renews leases, as far as the store answers; the rest is told again.
+    async fn tell_all(&self, settlements: &[Settlement], at: Instant, now: u64) {
         let mut chunks = settlements.chunks(REPORTS);
         while let Some(chunk) = chunks.next() {
             {
@@ -301,21 +321,27 @@ impl Shared {
     /// Takes the amounts to report out of the cells, and drops cells that are done.
     fn due(&self, at: Instant, now: u64) -> Vec<Settlement> {
         let (mut out, mut unused) = (Vec::new(), Vec::new());
-        self.state().cells.retain(|(counter, window), cell| {
+        let mut state = self.state();
+        let is_ending = state.is_ending;
+        state.cells.retain(|(counter, window), cell| {
             if cell.is_lost && cell.held == 0 {
                 cell.is_lost = false;
                 unused.push(counter.clone());
             }
-            let idle = cell.used_at.is_none_or(|used| at.saturating_duration_since(used) >= IDLE);
+            let idle = is_ending || cell.used_at.is_none_or(|used| at.saturating_duration_since(used) >= IDLE);
             let ended = cell.lapses <= now;
             let back = if idle || ended { cell.leased.saturating_sub(cell.held) } else { 0 };
             cell.leased -= back;
             let (leased, spent) = (std::mem::take(&mut cell.over) + back, std::mem::take(&mut cell.spent));
-            if leased + spent > 0 {
+            // A provider may report any number, and one that the store does not take would lose the whole report.
+            let (leased, spent) = (leased.min(AMOUNT_MAX), spent.min(AMOUNT_MAX));
+            if leased > 0 || spent > 0 {
                 out.push(Settlement { counter: counter.clone(), window: *window, leased, spent });
             }
             cell.held > 0 || cell.leased > 0 || !(idle || ended)
         });
+        state.is_reporting = !out.is_empty();
+        drop(state);
         tell(
             &unused,
             |counter| {
@@ -338,8 +364,8 @@ impl Shared {
         let mut state = self.state();
         for one in settlements {
             let cell = state.cells.entry((one.counter.clone(), one.window)).or_default();
-            cell.over += one.leased;
-            cell.spent += one.spent;
+            cell.over = cell.over.saturating_add(one.leased);
+            cell.spent = cell.spent.saturating_add(one.spent);
         }
     }
 

@@ -154,3 +154,31 @@ async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
     }
     reports.abort();
 }
+
+/// A process that ends while it reads the ledger: entries that the pause holds back would be lost with it.
+#[tokio::test]
+async fn a_pause_holds_nothing_back_when_the_process_ends() {
+    let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
+    let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
+    let shared = Shared::with_store(Arc::new(Losing::default()), "g");
+    request(1, &shared, &journal).await;
+    let began = Instant::now();
+    while journal.counts().0 > 0 {
+        assert!(began.elapsed() < PATIENCE, "the first is not written");
+        tokio::time::sleep(PACE).await;
+    }
+    let pause = journal.pause();
+    request(2, &shared, &journal).await;
+    // Longer than entries gather.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(pause.is_reached() && journal.counts().0 == 1, "the second is held back");
+    let began = Instant::now();
+    while !journal.is_emptied() {
+        assert!(began.elapsed() < PATIENCE, "what the pause holds back is not written");
+        tokio::time::sleep(PACE).await;
+    }
+    let filter = EntryFilter { until: u64::MAX >> 1, ..EntryFilter::default() };
+    let sum = store.usage(&UsageQuery { filter, limit: 1, ..UsageQuery::default() }).await.expect("summed");
+    assert_eq!(sum.items[0].requests, 2);
+    drop(pause);
+}

@@ -452,3 +452,116 @@ async fn a_store_that_is_away_delays_one_request_and_decides_by_the_limit() {
     let other = begun(&store, "b");
     assert!(matches!(try_take(&other, day, 994).await, Err(Refused::Full { used: 7, .. })), "told when it is back");
 }
+
+/// Number of milliseconds that a look at the day's counter takes, and the use that it tells.
+async fn looked(shared: &Shared) -> (u128, u64) {
+    let (began, limit) = (tokio::time::Instant::now(), Arc::<str>::from("l"));
+    let day = measure(Unit::Tokens, Span::Day, 1000);
+    let used = shared.look(&[Claim { limit: &limit, subject: "k", measure: day, amount: 0, tag: 0 }]).await;
+    (began.elapsed().as_millis(), used[0])
+}
+
+/// Nothing is leased and nothing reported, so only looks find out that the store is away.
+#[tokio::test(start_paused = true)]
+async fn one_look_in_a_while_waits_for_a_store_that_is_away() {
+    let store = Arc::new(Store::default());
+    let (gateway, other) = (begun(&store, "a"), begun(&store, "b"));
+    let day = measure(Unit::Tokens, Span::Day, 1000);
+    take_closed(&other, day, 30).await.expect("room");
+    store.away.store(true, Ordering::Relaxed);
+    for _ in 0..2 {
+        let trips = store.trips.load(Ordering::Relaxed);
+        assert_eq!(looked(&gateway).await, (500, 0), "nothing is known of it");
+        for _ in 0..20 {
+            assert_eq!(looked(&gateway).await, (0, 0), "nobody else waits");
+        }
+        assert_eq!(store.trips.load(Ordering::Relaxed), trips + 1);
+        tokio::time::advance(look::AWAY).await;
+    }
+    // While one finds out whether the store is back, the others go on.
+    let (first, second) = tokio::join!(looked(&gateway), looked(&gateway));
+    assert_eq!((first, second), ((500, 0), (0, 0)));
+    store.away.store(false, Ordering::Relaxed);
+    tokio::time::advance(look::AWAY).await;
+    assert_eq!(looked(&gateway).await, (0, 30));
+}
+
+/// Windows of a second, in each of which requests are let in while the store is away.
+#[tokio::test]
+async fn what_counts_no_more_is_forgotten_while_the_store_is_away() {
+    let store = Arc::new(Store::default());
+    let gateway = begun(&store, "a");
+    let _ = gateway.down::<()>("away");
+    let spent = |counter: &str, window: Window, unit: Unit| {
+        let portion = Portion { key: (counter.into(), window), unit, tag: 0, held: 0, amount: 5 };
+        gateway.settle(vec![portion], |_, _| Some(5));
+    };
+    let now = clock::unix_seconds();
+    for second in now - 1000..now - 10 {
+        spent("l/k/tokens_per_second", Window::at(second, 1), Unit::Tokens);
+    }
+    spent("l/k/in_flight", Window::default(), Unit::InFlight);
+    let (hour, day) = (Window::at(now - 3600, 3600), Window::at(now, DAY_SECONDS));
+    // The window before this one counts in a sliding window.
+    spent("l/k/tokens_per_hour", hour, Unit::Tokens);
+    spent("l/k/tokens_per_day", day, Unit::Tokens);
+    gateway.turn().await;
+    let mut kept: Vec<_> = gateway.state().cells.keys().cloned().collect();
+    kept.sort();
+    assert_eq!(kept, [("l/k/tokens_per_day".to_owned(), day), ("l/k/tokens_per_hour".to_owned(), hour)]);
+    gateway.state().down_until = None;
+    gateway.turn().await;
+    for (counter, window) in kept {
+        let ask = Ask { counter, window, sliding: false, max: 0, want: 0, least: 0, until: now };
+        assert_eq!(store.inner.take("b", &[ask], false, now).await.expect("asked")[0].used, 5, "told when it is back");
+    }
+}
+
+/// The rest of the portion would be leased until the day ends, and no other gateway could use it.
+#[tokio::test]
+async fn a_gateway_that_ends_returns_its_portions() {
+    let store = Arc::new(Store::default());
+    let (gateway, other) = (begun(&store, "a"), begun(&store, "b"));
+    let (day, place) = (measure(Unit::Tokens, Span::Day, 1000), measure(Unit::InFlight, Span::Now, 2));
+    let (ended, open) = (take_closed(&gateway, day, 2).await.expect("room"), take_closed(&gateway, day, 3).await);
+    let places = take_closed(&gateway, place, 2).await.expect("room");
+    gateway.settle(ended, |_, _| Some(1));
+    gateway.turn().await;
+    assert!(take_closed(&other, day, 995).await.is_err(), "ten are leased, of which one is spent");
+    assert!(!gateway.is_returned());
+    gateway.turn().await;
+    assert!(gateway.is_returned(), "but for what requests hold");
+    let rest = take_closed(&other, day, 996).await.expect("one is spent, three are held");
+    other.settle(rest, |_, _| Some(0));
+    gateway.settle(open.expect("room"), |_, _| Some(3));
+    gateway.settle(places, |_, _| Some(0));
+    assert!(!gateway.is_returned());
+    gateway.turn().await;
+    assert!(gateway.is_returned());
+    take_closed(&other, place, 2).await.expect("given back");
+    assert!(!other.is_returned());
+    other.turn().await;
+    assert_eq!(take_closed(&other, day, 997).await.expect_err("four are spent"), Refused::Full { claim: 0, used: 4 });
+    // Nobody waits for a store that is away.
+    let more = take_closed(&gateway, day, 1).await.expect("room");
+    gateway.settle(more, |_, _| Some(1));
+    assert!(!gateway.is_returned());
+    let _ = gateway.down::<()>("away");
+    assert!(gateway.is_returned());
+}
+
+/// A provider may report any count; those of the other counters in the report are told all the same.
+#[tokio::test]
+async fn an_amount_that_no_store_takes_loses_no_other() {
+    let store = Arc::new(Store::default());
+    let gateway = begun(&store, "a");
+    let (day, hour) = (measure(Unit::Tokens, Span::Day, 1000), measure(Unit::Tokens, Span::Hour, 1000));
+    for (measure, used) in [(day, u64::MAX), (day, u64::MAX), (hour, 7)] {
+        let portions = take_closed(&gateway, measure, 1).await.expect("room");
+        gateway.settle(portions, |_, _| Some(used));
+    }
+    gateway.report_once(Instant::now() + IDLE * 2).await;
+    let other = begun(&store, "b");
+    assert!(matches!(take_closed(&other, hour, 1000).await, Err(Refused::Full { used: 7, .. })));
+    assert!(matches!(take_closed(&other, day, 1).await, Err(Refused::Full { .. })));
+}
