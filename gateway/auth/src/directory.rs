@@ -30,6 +30,8 @@ pub(super) struct Directory {
     pub(super) version: u64,
     /// Version at which a team or user last changed; cached tokens are valid for one value of it.
     pub(super) owners_version: u64,
+    /// True if an earlier snapshot had keys that the store has lost with its later changes.
+    has_lost: bool,
 }
 
 /// Issued key as the store recorded it, with the principal built at its first use.
@@ -78,9 +80,15 @@ impl Denied {
 }
 
 impl Directory {
-    /// Returns true if the directory is empty: no key was ever issued.
+    /// Returns true if the directory is empty: no key was ever issued. A gateway whose store has lost its keys refuses
+    /// everybody rather than nobody.
     pub(super) fn is_virgin(&self) -> bool {
-        self.by_id.is_empty()
+        self.by_id.is_empty() && !self.has_lost
+    }
+
+    /// Empty snapshot from which the directory is read anew, from a store that has lost changes.
+    pub(super) fn anew(&self) -> Self {
+        Self { has_lost: !self.is_virgin(), ..Self::default() }
     }
 
     /// Number of issued keys that are not revoked, for the gauge of issued keys.

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use penstock_store::{Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
+use super::directory::Directory;
 use super::guard::Guard;
 use super::identity::{AuthSettings, Identity};
 use super::jwt::keep;
@@ -179,8 +181,7 @@ async fn directory(gateway: &Weak<dyn Guarded>, store: &dyn Store, ready: &mpsc:
     let mut failing = false;
     while let Some(held) = gateway.upgrade() {
         let question = held.guard().follow.ask();
-        let answered = timeout(ANSWER, read(held.as_ref(), store)).await.unwrap_or(Err(StoreError::Busy));
-        match answered {
+        match read(held.as_ref(), store).await {
             Ok(()) => {
                 held.guard().follow.note_answer(question);
                 // The starter may have stopped waiting.
@@ -206,20 +207,10 @@ async fn directory(gateway: &Weak<dyn Guarded>, store: &dyn Store, ready: &mpsc:
     }
 }
 
-/// Reads the changes since the version in memory, and the pepper once there is a key.
+/// Reads the directory's changes, and the pepper once there is a key.
 async fn read(gateway: &dyn Guarded, store: &dyn Store) -> Result<(), StoreError> {
     let guard = gateway.guard();
-    if store.directory_version().await? != guard.directory.load().version {
-        loop {
-            let changes = store.directory_since(guard.directory.load().version, PIECE).await?;
-            let more = changes.more;
-            let next = guard.directory.load().with(changes);
-            guard.directory.store(Arc::new(next));
-            if !more {
-                break;
-            }
-        }
-    }
+    read_changes(&guard.directory, store).await?;
     if guard.pepper.load().is_none() && !guard.directory.load().is_virgin() {
         match Pepper::of(gateway.identity().pepper(), false) {
             Ok(pepper) => guard.pepper.store(Some(Arc::new(pepper))),
@@ -230,6 +221,37 @@ async fn read(gateway: &dyn Guarded, store: &dyn Store) -> Result<(), StoreError
         }
     }
     Ok(())
+}
+
+/// Reads the changes since the version in memory. A store of a lower version has lost changes (a failover to a server
+/// that lacked the last ones, a backup): the directory is then read anew and replaced as a whole, since keys of lost
+/// changes would otherwise be good here, and unknown to whoever wants to revoke them.
+async fn read_changes(directory: &ArcSwap<Directory>, store: &dyn Store) -> Result<(), StoreError> {
+    let (known, version) = (directory.load_full(), answered(store.directory_version()).await?);
+    if version == known.version {
+        return Ok(());
+    }
+    let is_anew = version < known.version;
+    if is_anew {
+        tracing::warn!(version, known = known.version, "the store has lost changes of keys: all keys are read anew");
+    }
+    let mut next = if is_anew { Arc::new(known.anew()) } else { known };
+    loop {
+        let changes = answered(store.directory_since(next.version, PIECE)).await?;
+        let more = changes.more;
+        next = Arc::new(next.with(changes));
+        if !is_anew || !more {
+            directory.store(next.clone());
+        }
+        if !more {
+            return Ok(());
+        }
+    }
+}
+
+/// Result of a call to the store, with [`StoreError::Busy`] at the deadline.
+async fn answered<T>(asked: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(ANSWER, asked).await.unwrap_or(Err(StoreError::Busy))
 }
 
 /// Starts a fetch task for the key ring of each issuer in the current config, until the gateway is dropped.
@@ -247,5 +269,55 @@ async fn issuers(gateway: &Weak<dyn Guarded>) {
         drop((identity, held));
         sleep(ISSUERS).await;
         while tasks.try_join_next().is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_store::{KeyId, Keys, OwnerKind, Sqlite, SqliteOptions};
+
+    use super::super::directory::tests::{owner, record};
+    use super::*;
+
+    async fn store(keys: &[&str]) -> Sqlite {
+        let store = Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("opens");
+        for key in keys {
+            store.create_key(record(key)).await.expect("stored").expect("new");
+        }
+        store
+    }
+
+    /// A server that lacks the last changes takes over, and other changes follow.
+    #[tokio::test]
+    async fn what_the_store_has_lost_is_not_good_here() {
+        let directory = ArcSwap::default();
+        let before = store(&["key_a", "key_b", "key_c"]).await;
+        before.create_owner(owner(OwnerKind::Team, "t")).await.expect("stored").expect("new");
+        read_changes(&directory, &before).await.expect("read");
+        assert_eq!((directory.load().keys(), directory.load().version), (3, 4));
+
+        let after = store(&["key_a", "key_b"]).await;
+        read_changes(&directory, &after).await.expect("read");
+        let now = directory.load_full();
+        assert!(now.by_id("key_b").is_some() && now.by_id("key_c").is_none());
+        assert_ne!(now.owners_version, 4, "tokens of the lost team are judged anew");
+
+        let key = KeyId::parse("key_a").expect("an id");
+        after.revoke_key(&key, 1).await.expect("revoked").expect("there");
+        read_changes(&directory, &after).await.expect("read");
+        assert_eq!((directory.load().keys(), directory.load().version), (1, 3), "a later change is seen");
+    }
+
+    /// An empty directory opens a gateway without keys of its own to everybody.
+    #[tokio::test]
+    async fn a_store_that_has_lost_every_key_opens_nothing() {
+        let directory = ArcSwap::default();
+        read_changes(&directory, &store(&[]).await).await.expect("read");
+        assert!(directory.load().is_virgin());
+        read_changes(&directory, &store(&["key_a"]).await).await.expect("read");
+        for _ in 0..2 {
+            read_changes(&directory, &store(&[]).await).await.expect("read");
+            assert!(directory.load().by_id("key_a").is_none() && !directory.load().is_virgin());
+        }
     }
 }
