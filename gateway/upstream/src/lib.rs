@@ -292,16 +292,20 @@ pub struct Facts {
     pub gap_us: u64,
 }
 
+/// Largest token count that is believed of a provider, far above any answer's: sums of larger ones would overflow.
+const TOKENS_MAX: u64 = 1 << 40;
+
 impl Facts {
-    /// Facts of an answer that a provider has given, by the token counts and the service tier that it reports.
+    /// Facts of an answer that a provider has given, by the token counts and the service tier that it reports. Counts
+    /// are at most [`TOKENS_MAX`].
     pub fn reported(usage: Usage, tier: Option<ServiceTier>) -> Self {
         let Usage { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, reasoning_tokens } = usage;
         Self {
-            prompt_tokens,
-            cached_tokens,
-            cache_write_tokens,
-            completion_tokens,
-            reasoning_tokens,
+            prompt_tokens: prompt_tokens.min(TOKENS_MAX),
+            cached_tokens: cached_tokens.min(TOKENS_MAX),
+            cache_write_tokens: cache_write_tokens.min(TOKENS_MAX),
+            completion_tokens: completion_tokens.min(TOKENS_MAX),
+            reasoning_tokens: reasoning_tokens.min(TOKENS_MAX),
             tier,
             ..Self::default()
         }
@@ -310,5 +314,26 @@ impl Facts {
     /// Returns true if the upstream has reported token counts.
     pub fn is_known(&self) -> bool {
         self.prompt_tokens + self.completion_tokens > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_that_a_provider_makes_up_do_not_overflow() {
+        let all = u64::MAX;
+        let usage = Usage {
+            prompt_tokens: all,
+            cached_tokens: all,
+            cache_write_tokens: all,
+            completion_tokens: all,
+            reasoning_tokens: all,
+        };
+        let facts = Facts::reported(usage, None);
+        assert!(facts.is_known() && facts.prompt_tokens + facts.completion_tokens == 2 * TOKENS_MAX);
+        let usage = Usage { prompt_tokens: 7, ..Usage::default() };
+        assert_eq!(Facts::reported(usage, None), Facts { prompt_tokens: 7, ..Facts::default() });
     }
 }
