@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::common;
 
 use crate::encoders::{Case, bits, distance, named, pooled, vectors, wide};
-use crate::gguf::{Noise, kind, refused};
+use common::gguf::{Noise, kind, refused};
 use common::weights::{Tensor, tensor};
 use common::{MakeDevice, cpu_paths, devices, load, reference};
 use penstock_engine::Engine;

@@ -1,5 +1,6 @@
 //! Helpers that run a model over token sequences cut in any way, and compare logits with goldens.
 
+pub(crate) mod gguf;
 pub(crate) mod weights;
 
 use std::path::{Path, PathBuf};
