@@ -8,7 +8,7 @@
 //! that holds thousands, as at a high temperature, is sorted by digits.
 
 use crate::logits::{self, Candidate};
-use crate::request::Params;
+use crate::params::Params;
 
 /// Number of best tokens examined first for top_p.
 const NUCLEUS_START: usize = 256;

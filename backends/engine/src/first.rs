@@ -6,7 +6,7 @@
 //! here.
 
 use crate::guide::{Guided, Rule};
-use crate::request::Limits;
+use crate::limits::Limits;
 use crate::sequence::finish;
 use penstock_proto::frames::{ChoiceStart, Generate, Output, Pooling, Sampling, Token};
 use penstock_proto::transfer::First;

@@ -5,7 +5,8 @@
 //! occurred, then each token is either forced by the grammar or drawn under its mask. A choice ends when its grammar is
 //! satisfied and nothing may follow.
 
-use crate::request::{Params, Refusal};
+use crate::limits::Refusal;
+use crate::params::Params;
 use penstock_grammar::{Grammar, GrammarError, Grammars, Kind, MatchError, Matcher, Source};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{Guide, GuideKind, GuideState};

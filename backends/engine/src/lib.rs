@@ -7,7 +7,7 @@
 //! - `engine.rs`: `step()` = schedule → forward → sample → publish
 //! - `engine/`: `intake.rs` requests in, `pass.rs` one pass of the model, `blocks.rs` blocks in and out, `outbox.rs` outputs that wait for a frame
 //! - `forward.rs`: the seam to a model (or to a fake one in simulations)
-//! - `request.rs`: a request checked against every bound, once
+//! - `request.rs`: a request checked against every bound, once; `params.rs`: its sampling parameters; `limits.rs`: the bounds
 //! - `scheduler.rs`, `sequence.rs`: what runs next
 //! - `draw.rs`: from a sampled row to a token or a vector
 //! - `lookup.rs`: draft tokens copied from earlier in the text
@@ -35,12 +35,14 @@ mod filter;
 mod first;
 pub mod forward;
 mod guide;
+mod limits;
 mod logits;
 mod lookup;
 pub mod measure;
 mod model_config;
 pub mod models;
 mod output;
+mod params;
 pub mod random;
 mod reasoning;
 mod request;
@@ -57,5 +59,6 @@ pub use engine::adapters::AdapterLoad;
 pub use engine::{Clock, Engine, Imported, Offload};
 pub use forward::{AfterLayer, EncoderGeometry, Forward, Geometry, Pages};
 pub use guide::{Allowed, source};
-pub use request::{Drawing, Params, Prefill};
+pub use params::Params;
+pub use request::{Drawing, Prefill};
 pub use transfer::{Missing, PageSink};

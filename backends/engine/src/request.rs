@@ -5,136 +5,18 @@
 
 use crate::forward::EncoderGeometry;
 use crate::guide::{BEGINS_AFTER_MAX, Rule};
+use crate::limits::{Limits, Refusal, check, tokens_exist};
+use crate::params::Params;
 use crate::reasoning::{self, CLOSING_MAX, MARK_BYTES_MAX};
-use crate::slots::Slots;
-use penstock_grammar::Grammars;
 use penstock_kernels::{AdapterSlot, Pool, PoolRule};
-use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Pooling, Sampling};
+use penstock_proto::frames::{ChoiceStart, Generate, Guide, Pooling, Sampling};
 use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind, WorkId};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bounds that a request is checked against.
-#[derive(Clone, Debug)]
-pub(crate) struct Limits {
-    pub(crate) vocab_size: usize,
-    /// Most tokens of a sequence, prompt and output.
-    pub(crate) context_tokens: usize,
-    pub(crate) choices_max: usize,
-    pub(crate) logprobs_max: usize,
-    pub(crate) prompt_logprobs_max: usize,
-    pub(crate) numerics: String,
-    /// Grammars over the model's vocabulary; `None` if there is no tokenizer.
-    pub(crate) grammars: Option<Arc<Grammars>>,
-    /// Components of a final state; 0 if the model gives none.
-    pub(crate) state_width: usize,
-    /// Dense layers that states go through behind their pooling.
-    pub(crate) dense_layers: usize,
-    /// True if the model has no head, so that no token can be drawn.
-    pub(crate) headless: bool,
-    /// Encoder, if the model is one.
-    pub(crate) encoder: Option<EncoderGeometry>,
-    /// Adapters that are loaded, by slot.
-    pub(crate) adapters: Slots,
-}
-
-/// Most entries of `logit_bias` in a request; more are refused.
-const LOGIT_BIAS_MAX: usize = 4096;
-/// Most stop tokens in a request; more are refused.
-const STOP_TOKENS_MAX: usize = 1024;
-/// Most bad words, and most tokens of one.
-const BAD_WORDS_MAX: usize = 1024;
-const BAD_WORD_TOKENS_MAX: usize = 8192;
-/// Most tokens whose log-probabilities are asked for by id.
-const LOGPROB_TOKENS_MAX: usize = 128;
 /// Longest salt of a request's block hashes, in bytes; a longer one is refused.
 const SALT_BYTES_MAX: usize = 4096;
-
-/// Refusal of a request, with the kind and message that the client gets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    pub(crate) kind: ErrorKind,
-    pub(crate) message: String,
-}
-
-/// Sampling parameters in range. See [`Sampling`] for their meaning.
-#[derive(Clone, Debug)]
-pub struct Params {
-    /// Divisor of the logits before the draw; 0 is greedy.
-    pub temperature: f32,
-    /// Number of most probable tokens to draw from; 0 keeps all.
-    pub top_k: u32,
-    /// Nucleus probability (top-p): mass of the most probable tokens that are kept; 1 keeps all.
-    pub top_p: f32,
-    /// Least probability of a kept token relative to the best one's (min-p); 0 keeps all.
-    pub min_p: f32,
-    /// Presence penalty, subtracted once from tokens that occur in the output; 0 is off.
-    pub presence_penalty: f32,
-    /// Frequency penalty, subtracted per occurrence of a token in the output; 0 is off.
-    pub frequency_penalty: f32,
-    /// Repetition penalty, which divides positive and multiplies negative logits of earlier tokens; 1 is off.
-    pub repetition_penalty: f32,
-    /// Values added to single logits, as (token, bias).
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the counter-based random numbers of all choices.
-    pub seed: u64,
-    /// Most output tokens of a choice, over all attempts.
-    pub max_tokens: usize,
-    /// Least output tokens: stop tokens are masked before.
-    pub min_tokens: usize,
-    /// Token ids that end a choice and count as output.
-    pub stop_tokens: Vec<u32>,
-    /// Number of best tokens reported beside the emitted one; `None` is off.
-    pub logprobs: Option<usize>,
-    /// Number of best tokens reported for each prompt token; `None` is off.
-    pub prompt_logprobs: Option<usize>,
-    /// Tokens that may be drawn; empty allows all.
-    pub allowed_tokens: Vec<u32>,
-    /// Forbidden token sequences, none of them empty.
-    pub bad_words: Vec<Vec<u32>>,
-    /// Tokens whose log-probabilities are reported for each generated token instead of the best; empty reports the
-    /// best.
-    pub logprob_tokens: Vec<u32>,
-}
-
-impl Params {
-    /// Parameters of a prompt that is only computed.
-    pub(crate) fn silent() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: 1.0,
-            logit_bias: Vec::new(),
-            seed: 0,
-            max_tokens: 0,
-            min_tokens: 0,
-            stop_tokens: Vec::new(),
-            logprobs: None,
-            prompt_logprobs: None,
-            allowed_tokens: Vec::new(),
-            bad_words: Vec::new(),
-            logprob_tokens: Vec::new(),
-        }
-    }
-
-    /// Returns true if the request itself does not exclude the token after `output`.
-    pub(crate) fn permits(&self, token: u32, output: &[u32]) -> bool {
-        let is_bad = |word: &Vec<u32>| matches!(word.split_last(), Some((last, before)) if *last == token && output.ends_with(before));
-        let is_early = output.len() < self.min_tokens && self.stop_tokens.contains(&token);
-        let is_listed = self.allowed_tokens.is_empty() || self.allowed_tokens.contains(&token);
-        is_listed && !is_early && !self.bad_words.iter().any(is_bad)
-    }
-
-    /// Returns true if a penalty that depends on earlier tokens is on.
-    pub fn penalized(&self) -> bool {
-        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
-    }
-}
 
 /// Draw of the next token for choices whose tokens are the same so far.
 #[derive(Clone, Debug, Default)]
@@ -246,7 +128,7 @@ impl Request {
         if let Some(pooled) = pooling(&generate, limits)? {
             return Self::pooled(generate, pooled, limits);
         }
-        let params = params(generate.sampling.as_ref(), limits)?;
+        let params = Params::parse(generate.sampling.as_ref(), limits)?;
         prompt(&generate, &params, limits)?;
         choices(&generate, &params, limits)?;
         check(generate.salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", generate.salt.len()))?;
@@ -459,7 +341,7 @@ fn prompt_set(prompt: &[u32], params: &Params) -> HashSet<u32> {
 
 /// Sampling parameters for a token after `tokens` tokens, drawn for another worker.
 fn drawn_for_another(draw: &Drawing, tokens: usize, limits: &Limits) -> Result<Params, Refusal> {
-    let params = params(Some(&draw.sampling), limits)?;
+    let params = Params::parse(Some(&draw.sampling), limits)?;
     let choices = draw.choices.len();
     check((1..=limits.choices_max).contains(&choices), || {
         format!("{choices} choices, limit 1 to {}", limits.choices_max)
@@ -469,10 +351,6 @@ fn drawn_for_another(draw: &Drawing, tokens: usize, limits: &Limits) -> Result<P
         format!("after {} of {tokens} tokens nothing is drawn", draw.emitted)
     })?;
     Ok(Params { prompt_logprobs: None, ..params })
-}
-
-fn check(holds: bool, message: impl FnOnce() -> String) -> Result<(), Refusal> {
-    if holds { Ok(()) } else { Err(Refusal { kind: ErrorKind::InvalidRequest, message: message() }) }
 }
 
 fn prompt(generate: &Generate, params: &Params, limits: &Limits) -> Result<(), Refusal> {
@@ -507,109 +385,11 @@ fn choices(generate: &Generate, params: &Params, limits: &Limits) -> Result<(), 
     Ok(())
 }
 
-fn tokens_exist(field: &str, tokens: &[u32], limits: &Limits) -> Result<(), Refusal> {
-    let out_of_range = tokens.iter().find(|token| **token as usize >= limits.vocab_size);
-    out_of_range.map_or(Ok(()), |token| {
-        check(false, || format!("{field}: token {token} is outside the vocabulary of {}", limits.vocab_size))
-    })
-}
-
-fn params(sampling: Option<&Sampling>, limits: &Limits) -> Result<Params, Refusal> {
-    let Some(s) = sampling else { return Err(check(false, || "sampling is missing".to_owned()).unwrap_err()) };
-    ranges(s)?;
-    let count = |field: &str, value: i32| match usize::try_from(value) {
-        Err(_) => check(value == -1, || format!("{field} is {value}")).map(|()| None),
-        Ok(k) => check(k <= limits.logprobs_max, || format!("{field} is {k}, limit {}", limits.logprobs_max))
-            .map(|()| Some(k.min(limits.vocab_size))),
-    };
-    let lengths = [
-        ("logit_bias", s.logit_bias.len(), LOGIT_BIAS_MAX),
-        ("stop_tokens", s.stop_tokens.len(), STOP_TOKENS_MAX),
-        ("allowed_tokens", s.allowed_tokens.len(), limits.vocab_size),
-        ("bad_words", s.bad_words.len(), BAD_WORDS_MAX),
-        ("logprob_tokens", s.logprob_tokens.len(), LOGPROB_TOKENS_MAX),
-    ];
-    for (field, len, max) in lengths {
-        check(len <= max, || format!("{field} has {len} entries, limit {max}"))?;
-    }
-    tokens_exist("stop_tokens", &s.stop_tokens, limits)?;
-    tokens_exist("allowed_tokens", &s.allowed_tokens, limits)?;
-    tokens_exist("logprob_tokens", &s.logprob_tokens, limits)?;
-    for BadWord { tokens } in &s.bad_words {
-        check((1..=BAD_WORD_TOKENS_MAX).contains(&tokens.len()), || {
-            format!("bad_words: {} tokens, limit 1 to {BAD_WORD_TOKENS_MAX}", tokens.len())
-        })?;
-        tokens_exist("bad_words", tokens, limits)?;
-    }
-    let biased: Vec<u32> = s.logit_bias.iter().map(|entry| entry.token).collect();
-    tokens_exist("logit_bias", &biased, limits)?;
-    let only_stops = !s.allowed_tokens.is_empty() && s.allowed_tokens.iter().all(|token| s.stop_tokens.contains(token));
-    check(s.min_tokens == 0 || !only_stops, || "min_tokens masks every allowed token".to_owned())?;
-    Ok(Params {
-        temperature: s.temperature,
-        top_k: s.top_k,
-        top_p: s.top_p,
-        min_p: s.min_p,
-        presence_penalty: s.presence_penalty,
-        frequency_penalty: s.frequency_penalty,
-        repetition_penalty: s.repetition_penalty,
-        logit_bias: s.logit_bias.iter().map(|LogitBias { token, bias }| (*token, *bias)).collect(),
-        seed: s.seed,
-        max_tokens: s.max_tokens as usize,
-        min_tokens: s.min_tokens as usize,
-        stop_tokens: s.stop_tokens.clone(),
-        logprobs: count("logprobs", s.logprobs)?,
-        prompt_logprobs: count("prompt_logprobs", s.prompt_logprobs)?,
-        allowed_tokens: s.allowed_tokens.clone(),
-        bad_words: s.bad_words.iter().map(|word| word.tokens.clone()).collect(),
-        logprob_tokens: s.logprob_tokens.clone(),
-    })
-}
-
-/// Checks the ranges: wider than the public APIs allow, narrow enough that no logit overflows.
-fn ranges(s: &Sampling) -> Result<(), Refusal> {
-    let ranges = [
-        ("temperature", s.temperature, 0.0, 100.0),
-        ("top_p", s.top_p, 0.0, 1.0),
-        ("min_p", s.min_p, 0.0, 1.0),
-        ("presence_penalty", s.presence_penalty, -100.0, 100.0),
-        ("frequency_penalty", s.frequency_penalty, -100.0, 100.0),
-        ("repetition_penalty", s.repetition_penalty, 0.01, 100.0),
-    ];
-    for (field, value, low, high) in ranges {
-        check((low..=high).contains(&value), || format!("{field} is {value}, range {low} to {high}"))?;
-    }
-    for LogitBias { token, bias } in &s.logit_bias {
-        check((-10_000.0..=10_000.0).contains(bias), || format!("logit_bias of token {token} is {bias}"))?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-impl Limits {
-    /// Limits of a small model.
-    pub(crate) fn small() -> Self {
-        Self {
-            vocab_size: 100,
-            context_tokens: 64,
-            choices_max: 4,
-            logprobs_max: 5,
-            prompt_logprobs_max: 40,
-            numerics: String::new(),
-            grammars: None,
-            state_width: 0,
-            dense_layers: 0,
-            headless: false,
-            encoder: None,
-            adapters: Slots::loaded([AdapterId(7), AdapterId(8)]),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_proto::frames::ReasoningBudget;
+    use crate::params::{BAD_WORDS_MAX, LOGPROB_TOKENS_MAX};
+    use penstock_proto::frames::{BadWord, LogitBias, ReasoningBudget};
 
     fn good() -> Generate {
         let sampling = Sampling {

@@ -12,8 +12,8 @@
 use crate::filter::Filter;
 use crate::guide::Allowed;
 use crate::logits::{self, Candidate};
+use crate::params::Params;
 use crate::random::Draw;
-use crate::request::Params;
 use penstock_kernels::Pick;
 use penstock_kernels::sampling::draw_from_all;
 use penstock_proto::frames::TokenLogprobs;

@@ -1,7 +1,7 @@
 //! Outputs that wait for the next step's frame.
 
+use crate::limits::Refusal;
 use crate::output::{failed, first_output, output};
-use crate::request::Refusal;
 use crate::sequence::Sequence;
 use penstock_proto::WorkId;
 use penstock_proto::frames::{Finish, Output};

@@ -3,8 +3,8 @@
 use crate::draw::{Sampled, Trouble, Wants, draw, pick, pool, verify};
 use crate::forward::{AfterLayer, Forward, Pages};
 use crate::guide::Guided;
+use crate::limits::Limits;
 use crate::logits;
-use crate::request::Limits;
 use crate::sampler::{BadLogits, Sampler};
 use crate::scheduler::{Order, Plan, Scheduler};
 use crate::stats::Stats;

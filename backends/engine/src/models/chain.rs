@@ -6,7 +6,7 @@ use penstock_kernels::{
     Activation, Buffer, BufferSpec, DType, Device, Held, HostTensor, KernelError, RowOrder, Rows, Weight, WeightSpec,
 };
 
-use super::decoder::{Loader, Refused};
+use super::loader::{Loader, Refused};
 use crate::model_config::{ChainStep, DenseConfig};
 
 /// Added to the mean square of a vector before its root; keeps a vector of zeros as it is. (sentence-transformers bounds the length by 1e-12.)

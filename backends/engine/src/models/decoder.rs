@@ -11,19 +11,20 @@ use std::ops::Range;
 
 use penstock_kernels::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, Feature, HeadNorms, Held,
-    HostTensor, KernelError, KvFormat, KvSpec, LogitsSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows,
-    SampledRows, Scoring, StepBatch, Weight, WeightSpec,
+    HostTensor, KernelError, KvFormat, KvSpec, LogitsSpec, Pick, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRows,
+    Scoring, StepBatch, Weight, WeightSpec,
 };
 
 use super::chain::Chain;
+use super::loader::{Loader, Refused};
+use super::rope::Ropes;
 use crate::adapter::{Adapter, Matrix};
-use crate::checkpoint::{Checkpoint, Tensor};
 use crate::families::{
     CORRECTION, EMBEDDING, HEAD, MLP, MlpNames, NORM, NormNames, SHARED, SHARED_GATE, SHARED_GATED, SINKS, bias_of,
     latent, layer_tensor as name, norm_names,
 };
 use crate::forward::{AfterLayer, Pages};
-use crate::model_config::{EmbeddingScale, ExpertsConfig, LatentConfig, ModelConfig, QkNorm, Rotation};
+use crate::model_config::{EmbeddingScale, ExpertsConfig, LatentConfig, ModelConfig, QkNorm};
 
 /// A decoder on a device, as handles of its weights and buffers.
 #[derive(Debug)]
@@ -155,49 +156,7 @@ struct LatentBuffers {
 /// Epsilon of the norms in attention over latents.
 const LATENT_NORM_EPS: f32 = 1e-6;
 
-/// Moves weights from the checkpoint to the device, and reports each.
-pub(super) struct Loader<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
-    pub(super) device: &'a mut dyn Device,
-    /// Form of the matrices that products read.
-    pub(super) held: Held,
-    /// Progress callback after each weight, with its name and its bytes in the checkpoint.
-    pub(super) done: &'a mut dyn FnMut(&str, u64),
-}
-
 impl Loader<'_> {
-    pub(super) fn load(
-        &mut self,
-        names: &[String],
-        held: Held,
-        make: impl Fn(Vec<HostTensor<'_>>) -> Spec<'_>,
-    ) -> Result<Weight, Refused> {
-        self.load_with(names, |device, tensors| device.load(&make(tensors), held))
-    }
-
-    pub(super) fn load_with(
-        &mut self,
-        names: &[String],
-        load: impl FnOnce(&mut dyn Device, Vec<HostTensor<'_>>) -> Result<Weight, KernelError>,
-    ) -> Result<Weight, Refused> {
-        let tensors: Vec<_> = names.iter().map(|name| self.checkpoint.tensor(name)).collect();
-        let hosts: Vec<_> = tensors.iter().map(Tensor::host).collect();
-        let bytes = tensors.iter().map(Tensor::stored_bytes).sum();
-        let loaded = load(self.device, hosts);
-        let weight = loaded.map_err(|source| Refused { tensor: names[0].clone(), source })?;
-        names.iter().for_each(|name| self.checkpoint.forget(name));
-        (self.done)(&names[0], bytes);
-        Ok(weight)
-    }
-
-    /// Refuses a model that needs more than the device has.
-    pub(super) fn check_features(&self) -> Result<(), Refused> {
-        let lacking = self.checkpoint.config().features().find(|feature| !self.device.has(*feature));
-        let Some(lacking) = lacking else { return Ok(()) };
-        let (what, why) = (lacking.name().to_owned(), self.device.info().name + " has no operation for it");
-        Err(Refused { tensor: "model".to_owned(), source: KernelError::Unavailable { what, why } })
-    }
-
     /// Two weights of one tensor, which is reported once.
     fn halves(&mut self, tensor: String, specs: [HeadPart; 2], heads: usize) -> Result<[Weight; 2], Refused> {
         let mut first = None;
@@ -212,26 +171,6 @@ impl Loader<'_> {
             device.load(&second_spec, Held::Stored)
         })?;
         Ok([first.expect("loaded before the second"), second])
-    }
-
-    /// Weights of a norm.
-    fn norm(&mut self, name: String) -> Result<Weight, Refused> {
-        let offset = self.checkpoint.config().norm_offset;
-        self.vector(name, offset)
-    }
-
-    pub(super) fn vector(&mut self, name: String, offset: f32) -> Result<Weight, Refused> {
-        self.load(&[name], Held::Stored, |mut t| WeightSpec::Vector { tensor: t.remove(0), offset })
-    }
-
-    pub(super) fn linear(&mut self, matrices: &[String], held: Held, biased: bool) -> Result<Weight, Refused> {
-        let count = matrices.len();
-        let biases = matrices.iter().filter(|_| biased).map(|name| bias_of(name));
-        let names: Vec<String> = matrices.iter().cloned().chain(biases).collect();
-        self.load(&names, held, |mut parts| {
-            let biases = parts.split_off(count);
-            WeightSpec::Linear { parts, biases }
-        })
     }
 
     fn dense(&mut self, layer: usize, names: MlpNames, biased: bool) -> Result<Dense, Refused> {
@@ -386,35 +325,10 @@ impl Loader<'_> {
     }
 }
 
-type Spec<'a> = WeightSpec<'a>;
-
 /// Rows of each head's matrix that are a weight of their own.
 struct HeadPart {
     rows: Range<usize>,
     transposed: bool,
-}
-
-/// Tables of rotations on a device: the model's, and that of layers with [`Rotation::Local`].
-pub(super) struct Ropes {
-    model: Rope,
-    local: Option<Rope>,
-}
-
-impl Ropes {
-    pub(super) fn load(
-        device: &mut dyn Device,
-        (model, local): (&RopeSpec, Option<&RopeSpec>),
-    ) -> Result<Self, KernelError> {
-        Ok(Self { model: device.rope(model)?, local: local.map(|local| device.rope(local)).transpose()? })
-    }
-
-    pub(super) fn of(&self, rotation: Rotation) -> Option<Rope> {
-        match rotation {
-            Rotation::Model => Some(self.model),
-            Rotation::Local => self.local,
-            Rotation::None => None,
-        }
-    }
 }
 
 /// Factor of the embeddings. One that is rounded has the precision that the model was trained with: that of the stored table. Formats of blocks are made
@@ -426,14 +340,6 @@ fn embedding_scale(scale: Option<EmbeddingScale>, stored: DType) -> f32 {
         (Some(EmbeddingScale::Rounded(scale)), DType::F16) => half::f16::from_f32(scale as f32).to_f32(),
         (Some(EmbeddingScale::Rounded(scale)), _) => half::bf16::from_f32(scale as f32).to_f32(),
     }
-}
-
-/// Refusal of a tensor or an allocation by the device.
-#[derive(Debug)]
-pub(super) struct Refused {
-    /// Name of the tensor, or purpose of the memory.
-    pub(super) tensor: String,
-    pub(super) source: KernelError,
 }
 
 impl Decoder {

@@ -11,7 +11,8 @@ use penstock_kernels::{
 };
 
 use super::chain::Chain;
-use super::decoder::{Loader, Refused, Ropes};
+use super::loader::{Loader, Refused};
+use super::rope::Ropes;
 use crate::model_config::{EncoderConfig, EncoderNames, HeadConfig, ModelConfig, NormPlaces, Rotation};
 
 /// The layer of KV pages that all layers use.

@@ -4,8 +4,9 @@ use std::fmt;
 
 use penstock_kernels::{AdapterSlot, Device, Held, KernelError, KvFormat, PAGE_TOKENS, Pick, SampledRows, StepBatch};
 
-use super::decoder::{Decoder, Loader, Refused};
+use super::decoder::Decoder;
 use super::encoder::Encoder;
+use super::loader::{Loader, Refused};
 use super::rope;
 use crate::adapter::Adapter;
 use crate::checkpoint::Checkpoint;

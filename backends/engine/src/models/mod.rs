@@ -7,6 +7,7 @@ mod chain;
 mod decoder;
 mod encoder;
 mod load;
+mod loader;
 mod rope;
 
 pub use crate::families::names;

@@ -6,12 +6,12 @@
 
 use std::f64::consts::TAU;
 
-use penstock_kernels::RopeSpec;
+use penstock_kernels::{Device, KernelError, Rope, RopeSpec};
 
-use crate::model_config::{ModelConfig, RopeParameters, RopeScaling};
+use crate::model_config::{ModelConfig, RopeParameters, RopeScaling, Rotation};
 
 /// Tables of rotations for positions `0..positions` of a model served with `context` tokens: the model's, and that of its layers with
-/// [`Rotation::Local`](crate::model_config::Rotation::Local).
+/// [`Rotation::Local`].
 pub(super) fn tables(config: &ModelConfig, context: usize, positions: usize) -> (RopeSpec, Option<RopeSpec>) {
     let table = |rope| table(config, rope, context, positions);
     (table(&config.rope), config.local_rope.as_ref().map(table))
@@ -29,6 +29,29 @@ fn table(config: &ModelConfig, rope: &RopeParameters, context: usize, positions:
         _ => 1.0,
     };
     RopeSpec { inverse_frequencies, factor, positions }
+}
+
+/// Tables of rotations on a device: the model's, and that of layers with [`Rotation::Local`].
+pub(super) struct Ropes {
+    model: Rope,
+    local: Option<Rope>,
+}
+
+impl Ropes {
+    pub(super) fn load(
+        device: &mut dyn Device,
+        (model, local): (&RopeSpec, Option<&RopeSpec>),
+    ) -> Result<Self, KernelError> {
+        Ok(Self { model: device.rope(model)?, local: local.map(|local| device.rope(local)).transpose()? })
+    }
+
+    pub(super) fn of(&self, rotation: Rotation) -> Option<Rope> {
+        match rotation {
+            Rotation::Model => Some(self.model),
+            Rotation::Local => self.local,
+            Rotation::None => None,
+        }
+    }
 }
 
 /// Suffix of the numerics id for rotations that depend on the served context; `None` if the config alone decides them.
