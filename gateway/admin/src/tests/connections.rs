@@ -1,6 +1,10 @@
 //! Connections that clients keep for their next request.
 
-use super::*;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+use super::{Api, connect};
 
 /// Sends a head that announces a body, then the body once the answer could have been sent, then another request. Gives the head of the
 /// first answer and the second status; 0: the connection ended.
