@@ -24,6 +24,23 @@ const UNIT_BYTES: usize = 4096;
 /// Largest body in bytes that may use the reserve for small bodies.
 pub const SMALL_BYTES_MAX: usize = 64 * 1024;
 
+/// Sizes to which the buffer of a growing body can grow, for bytes that do not fit: the first that the budget covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// Twice the bytes that are held, or the whole body where that is less.
+    pub double: usize,
+    /// An eighth more, for a time without memory for more than that.
+    pub eighth: usize,
+}
+
+impl Growth {
+    /// Sizes for a buffer that holds `held` bytes of a body of at most `whole`, when `more` come. Both have room for them.
+    pub fn of(held: usize, more: usize, whole: usize) -> Self {
+        let grown = |by: usize| (held + by).min(whole).max(held + more);
+        Self { double: grown(held), eighth: grown(held / 8) }
+    }
+}
+
 /// Process-wide memory budget; clones share it.
 #[derive(Clone, Debug)]
 pub struct BodyBudget(Arc<Budgets>);

@@ -1,39 +1,33 @@
 //! Exchange: one request and its response, with the same interface for HTTP/1 and HTTP/2.
 //!
-//! The request side reads the whole body (deadline, minimum rate, size, memory budget) before anything is dispatched.
+//! The request side reads the whole body (`body.rs`: deadline, minimum rate, size, memory budget) before anything is dispatched.
 //! The response side is our own writer for HTTP/1 (`response.rs`), which shares the connection with the reader, and
 //! Pingora's session for HTTP/2.
 
-use std::cell::RefCell;
 use std::net::IpAddr;
-use std::pin::pin;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderName, Method, StatusCode, header};
-use penstock_proto::ErrorKind;
 use penstock_types::Dialect;
 use pingora_core::protocols::Stream;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::l4::socket::SocketAddr;
 use pingora_http::ResponseHeader;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
-use super::chunked::Decoder;
-use super::late::Looked;
+use super::body::{BodyLimits, Intake, proceed};
 use super::response::{self, Field, Frame, Parts, Response, decimal};
 use super::wire::Wire;
-use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
-use crate::budget::SMALL_BYTES_MAX;
+use super::{BodyBudget, Framing, Head, HttpLimits, h2};
 use crate::cancel::{Cancelled, Ender};
 use crate::certificate::Certificate;
 use penstock_base::asker::Asker;
-use penstock_base::clock;
 use penstock_base::error::Failure;
 
-/// Most bytes of one read of a request body.
-const READ_BYTES: usize = 16 * 1024;
+pub use super::body::{Body, BodyFault};
+pub use super::request_id::{new_request_id, request_id};
+
 /// Write stall limit of a cancelled request: its last message to the client must be out by then.
 const CANCELLED_STALL: Duration = Duration::from_millis(50);
 /// Largest announced body that is read and discarded before a request of HTTP/2 is refused.
@@ -46,24 +40,6 @@ const WRITE_BYTES: usize = 64 * 1024;
 /// Outcome, not an error: the client left, or the connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
-
-/// Complete request body with its lease of the memory budget.
-#[derive(Debug)]
-pub struct Body {
-    /// Whole body as the client sent it, framing removed.
-    pub bytes: Bytes,
-    /// Memory lease; keep it for as long as data made from the bytes is queued.
-    pub lease: BodyLease,
-}
-
-/// Reason why a request body was not read to its end.
-#[derive(Debug)]
-pub enum BodyFault {
-    /// The client closed the connection; nobody is left to answer.
-    Gone,
-    /// The client gets this failure as its answer, and the connection closes.
-    Refuse(Failure),
-}
 
 /// Progress of the response: how much of it has gone out to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,19 +94,10 @@ pub struct Exchange {
     peer: Option<IpAddr>,
     client: Option<IpAddr>,
     asker: Asker,
-    limits: HttpTimes,
+    write_stall: Duration,
+    body_limits: BodyLimits,
     cancel: Cancelled,
     ended_by: Option<Ender>,
-}
-
-/// Copy of the few transport limits that one exchange needs.
-#[derive(Clone, Copy)]
-struct HttpTimes {
-    write_stall: Duration,
-    body_timeout: Duration,
-    rate: u64,
-    body_bytes_max: usize,
-    connections_max: usize,
 }
 
 impl Exchange {
@@ -148,7 +115,7 @@ impl Exchange {
     fn new(head: Head, side: Side, protocol: &'static str, limits: &HttpLimits, keep_alive: bool) -> Self {
         let peer = None;
         Self {
-            request_id: request_id(&head.headers),
+            request_id: request_id(head.headers.get("x-request-id").and_then(|id| id.to_str().ok())),
             body_read: head.framing == Framing::None,
             keep_alive: keep_alive && head.keep_alive,
             also: Vec::new(),
@@ -164,13 +131,8 @@ impl Exchange {
             ended_by: None,
             client: None,
             asker: Asker::default(),
-            limits: HttpTimes {
-                write_stall: limits.write_stall,
-                body_timeout: limits.body_timeout,
-                rate: limits.body_rate_bytes_min.max(1),
-                body_bytes_max: limits.body_bytes_max,
-                connections_max: limits.connections_max,
-            },
+            write_stall: limits.write_stall,
+            body_limits: BodyLimits::from(limits),
         }
     }
 
@@ -222,16 +184,16 @@ impl Exchange {
 
     /// Reads the whole body within the limits of size, time and memory.
     pub async fn read_body(&mut self, budget: &BodyBudget) -> Result<Body, BodyFault> {
-        let mut intake = Intake::new(self, budget);
+        let mut intake = Intake::new(self.body_limits, budget.lease_of(self.asker), self.started);
         if let Framing::Length(length) = self.head.framing
-            && length > self.limits.body_bytes_max as u64
+            && length > self.body_limits.bytes_max as u64
         {
             return Err(intake.too_large());
         }
         match &mut self.side {
             Side::Http1(Wire { stream, buf, .. }) => {
                 if self.head.expect_continue && buf.is_empty() {
-                    timeout(self.limits.write_stall, proceed(stream)).await.ok().flatten().ok_or(BodyFault::Gone)?;
+                    timeout(self.write_stall, proceed(stream)).await.ok().flatten().ok_or(BodyFault::Gone)?;
                 }
                 match self.head.framing {
                     Framing::None => {}
@@ -329,10 +291,7 @@ impl Exchange {
             }
             Side::Http2(session) => {
                 let response = h2_head(status, &own, headers, length).map_err(|_| Gone)?;
-                if !matches!(
-                    timeout(self.limits.write_stall, session.write_response_header(response)).await,
-                    Ok(Ok(()))
-                ) {
+                if !matches!(timeout(self.write_stall, session.write_response_header(response)).await, Ok(Ok(()))) {
                     return self.fail();
                 }
             }
@@ -353,7 +312,7 @@ impl Exchange {
     }
 
     async fn write_piece(&mut self, data: Bytes, last: bool) -> Result<(), Gone> {
-        let stall = self.limits.write_stall;
+        let stall = self.write_stall;
         let has_body = self.head.method != Method::HEAD;
         let write = async {
             match &mut self.side {
@@ -394,7 +353,7 @@ impl Exchange {
         match std::mem::replace(&mut self.side, Side::Closed) {
             Side::Http1(wire) => wire.cut().await,
             Side::Http2(mut session) => {
-                let _ = timeout(self.limits.write_stall, session.shutdown()).await;
+                let _ = timeout(self.write_stall, session.shutdown()).await;
             }
             Side::Closed => {}
         }
@@ -441,9 +400,9 @@ impl Exchange {
     /// Shortens the stall limit: a client that does not read must not keep a cancelled request alive.
     fn end_early(&mut self, by: Ender) -> Gone {
         self.ended_by = Some(by);
-        self.limits.write_stall = self.limits.write_stall.min(CANCELLED_STALL);
+        self.write_stall = self.write_stall.min(CANCELLED_STALL);
         if let Side::Http1(wire) = &mut self.side {
-            wire.stall = self.limits.write_stall;
+            wire.stall = self.write_stall;
         }
         Gone
     }
@@ -475,7 +434,7 @@ impl Exchange {
                 None
             }
             Side::Http2(session) if self.sent == Sent::Ended => {
-                let _ = timeout(self.limits.write_stall, session.finish()).await;
+                let _ = timeout(self.write_stall, session.finish()).await;
                 None
             }
             Side::Http1(_) | Side::Http2(_) | Side::Closed => None,
@@ -506,269 +465,4 @@ fn h2_head(
 
 pub(super) fn ip(address: Option<&SocketAddr>) -> Option<IpAddr> {
     address?.as_inet().map(std::net::SocketAddr::ip)
-}
-
-async fn proceed(stream: &mut Stream) -> Option<()> {
-    stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.ok()?;
-    stream.flush().await.ok()
-}
-
-/// State of reading a body: bytes, memory lease, and the current rate window.
-struct Intake {
-    bytes: Vec<u8>,
-    lease: BodyLease,
-    /// Start of the current window in which the body's rate is measured.
-    window: Instant,
-    /// Bytes of the body received before the current rate window began.
-    before: usize,
-    received: usize,
-    looked: Looked,
-    limits: HttpTimes,
-}
-
-impl Intake {
-    fn new(exchange: &Exchange, budget: &BodyBudget) -> Self {
-        Self {
-            bytes: Vec::new(),
-            lease: budget.lease_of(exchange.asker),
-            window: exchange.started,
-            before: 0,
-            received: 0,
-            looked: Looked::default(),
-            limits: exchange.limits,
-        }
-    }
-
-    /// Deadline of the current window. Bytes of earlier windows do not count: a fast start buys no silence later.
-    fn deadline(&self) -> Instant {
-        self.window + self.limits.body_timeout
-    }
-
-    /// Counts received bytes; a window that has reached its share ends, and the next one begins.
-    fn receive(&mut self, bytes: usize) {
-        self.received += bytes;
-        let share = u128::from(self.limits.rate) * self.limits.body_timeout.as_millis() / 1000;
-        if (self.received - self.before) as u128 >= share {
-            (self.window, self.before) = (Instant::now(), self.received);
-        }
-    }
-
-    fn too_large(&self) -> BodyFault {
-        let message = format!("The request body is larger than {} bytes.", self.limits.body_bytes_max);
-        BodyFault::Refuse(Failure::new(ErrorKind::TooLarge, message))
-    }
-
-    /// Checks the size limit and charges the budget for `more` payload bytes.
-    fn admit(&mut self, more: usize) -> Result<(), BodyFault> {
-        let bytes = self.bytes.len() + more;
-        if bytes > self.limits.body_bytes_max {
-            return Err(self.too_large());
-        }
-        self.lease.cover(bytes).map_err(|why| BodyFault::Refuse(why.failure()))
-    }
-
-    /// Makes room for `more` payload bytes of a body of unknown length, and charges the budget for the whole buffer: its
-    /// size doubles, or grows by an eighth where the memory for that is not there.
-    fn make_room(&mut self, more: usize) -> Result<(), BodyFault> {
-        let len = self.bytes.len();
-        if len + more <= self.bytes.capacity() {
-            return Ok(());
-        }
-        let left = self.limits.body_bytes_max.saturating_sub(len);
-        let (double, eighth) = (len.clamp(more, left.max(more)), (len / 8).clamp(more, left.max(more)));
-        let room = if self.admit(double).is_ok() { double } else { eighth };
-        self.admit(room)?;
-        self.bytes.reserve_exact(room);
-        Ok(())
-    }
-
-    /// The whole body. Memory beyond its bytes is given back, unless it is little.
-    fn whole(mut self) -> Body {
-        if self.bytes.capacity() > SMALL_BYTES_MAX && self.bytes.capacity() / 8 > self.bytes.len() / 7 {
-            self.bytes.shrink_to_fit();
-            self.lease.shrink(self.bytes.capacity());
-        }
-        Body { bytes: self.bytes.into(), lease: self.lease }
-    }
-
-    async fn read_length(&mut self, stream: &mut Stream, buf: &mut BytesMut, length: usize) -> Result<(), BodyFault> {
-        let first = buf.split_to(buf.len().min(length));
-        self.admit(first.len())?;
-        self.receive(first.len());
-        self.bytes.extend_from_slice(&first);
-        while self.bytes.len() < length {
-            let left = length - self.bytes.len();
-            // Double the buffer up to the announced length: announced bytes cost no memory until they arrive.
-            let room = left.min(self.bytes.len().max(READ_BYTES));
-            self.admit(room)?;
-            self.bytes.reserve_exact(room);
-            let (deadline, sockets) = (self.deadline(), self.limits.connections_max);
-            let read = (&mut *stream).take(left as u64);
-            let read = self.looked.in_time(deadline, sockets, pin!(read).read_buf(&mut self.bytes)).await;
-            self.receive(arrived(read)?);
-        }
-        Ok(())
-    }
-
-    async fn read_chunked(&mut self, stream: &mut Stream, buf: &mut BytesMut) -> Result<(), BodyFault> {
-        let (mut decoder, bytes_max) = (Decoder::default(), self.limits.body_bytes_max);
-        loop {
-            // Not every byte needs to be payload: the limit is that of the payload alone.
-            self.make_room(buf.len().min(bytes_max.saturating_sub(self.bytes.len())))?;
-            let used = decoder.feed_up_to(bytes_max, buf, &mut self.bytes).map_err(|fault| {
-                BodyFault::Refuse(Failure::new(
-                    ErrorKind::Malformed,
-                    format!("The chunked body is not valid: {fault}."),
-                ))
-            })?;
-            let _ = buf.split_to(used);
-            if decoder.is_done() {
-                return Ok(());
-            }
-            if !buf.is_empty() {
-                return Err(self.too_large());
-            }
-            tokio::task::consume_budget().await;
-            buf.reserve(READ_BYTES);
-            let (deadline, sockets) = (self.deadline(), self.limits.connections_max);
-            let read = self.looked.in_time(deadline, sockets, stream.read_buf(buf)).await;
-            self.receive(arrived(read)?);
-        }
-    }
-
-    async fn read_frames(&mut self, session: &mut ServerSession) -> Result<(), BodyFault> {
-        let mut frames = h2::FrameCount::default();
-        loop {
-            let (deadline, sockets) = (self.deadline(), self.limits.connections_max);
-            match self.looked.in_time(deadline, sockets, session.read_request_body()).await {
-                None => return Err(too_slow()),
-                Some(Err(_)) => return Err(BodyFault::Gone),
-                Some(Ok(None)) => return Ok(()),
-                Some(Ok(Some(data))) => {
-                    self.make_room(data.len())?;
-                    self.receive(data.len());
-                    self.bytes.extend_from_slice(&data);
-                    frames
-                        .count(self.received)
-                        .map_err(|message| BodyFault::Refuse(Failure::new(ErrorKind::Malformed, message)))?;
-                }
-            }
-        }
-    }
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "the result of an await, at its only use")]
-fn arrived(read: Option<std::io::Result<usize>>) -> Result<usize, BodyFault> {
-    match read {
-        None => Err(too_slow()),
-        Some(Ok(0) | Err(_)) => Err(BodyFault::Gone),
-        Some(Ok(bytes)) => Ok(bytes),
-    }
-}
-
-fn too_slow() -> BodyFault {
-    BodyFault::Refuse(Failure::new(ErrorKind::ClientTimeout, "The request body was sent too slowly."))
-}
-
-/// Request id: the client's if it is well-formed, else a new one.
-fn request_id(headers: &http::HeaderMap) -> String {
-    let sane = |id: &str| {
-        (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
-    };
-    match headers.get("x-request-id").and_then(|id| id.to_str().ok()).filter(|id| sane(id)) {
-        Some(id) => id.to_owned(),
-        None => new_request_id(),
-    }
-}
-
-/// Random bytes that are fetched from the system at once: enough for 32 ids.
-const RANDOM_BYTES: usize = 512;
-
-thread_local! {
-    /// Random bytes, and the number of them that are used.
-    static RANDOM: RefCell<([u8; RANDOM_BYTES], usize)> = const { RefCell::new(([0; RANDOM_BYTES], RANDOM_BYTES)) };
-}
-
-/// Generates a request id: `req_`, 48 bits of time in milliseconds and 80 unpredictable random bits, in hex. Ids sort
-/// by time, so an index over them grows at its end instead of everywhere.
-pub fn new_request_id() -> String {
-    RANDOM.with_borrow_mut(|(bytes, used)| {
-        if *used == RANDOM_BYTES {
-            // Only the uniqueness of an id in a log depends on this; without system randomness the id is all zeros.
-            let _ = getrandom::fill(bytes);
-            *used = 0;
-        }
-        let random = &mut bytes[*used..*used + 16];
-        *used += 16;
-        random[..6].copy_from_slice(&(clock::since_epoch().as_millis() as u64).to_be_bytes()[2..]);
-        let mut id = String::with_capacity(36);
-        id.push_str("req_");
-        for byte in random {
-            for digit in [*byte >> 4, *byte & 15] {
-                id.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
-            }
-            *byte = 0;
-        }
-        id
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_are_well_formed_and_their_own() {
-        let ids: std::collections::HashSet<_> = (0..1000).map(|_| new_request_id()).collect();
-        let fine =
-            |id: &String| id.len() == 36 && id.starts_with("req_") && id[4..].bytes().all(|b| b.is_ascii_hexdigit());
-        assert!(ids.len() == 1000 && ids.iter().all(fine), "{ids:?}");
-    }
-
-    fn intake(budget: &BodyBudget, body_bytes_max: usize) -> Intake {
-        let second = Duration::from_secs(1);
-        let limits =
-            HttpTimes { write_stall: second, body_timeout: second, rate: 1, body_bytes_max, connections_max: 1 };
-        let (bytes, lease) = (Vec::new(), budget.lease());
-        let (window, looked) = (Instant::now(), Looked::default());
-        Intake { bytes, lease, window, before: 0, received: 0, looked, limits }
-    }
-
-    /// Reads a body of unknown length in pieces; returns its bytes, or the status of the refusal.
-    fn grown(budget: &BodyBudget, intake: &mut Intake, pieces: usize, piece: usize) -> Result<usize, u16> {
-        for _ in 0..pieces {
-            match intake.make_room(piece) {
-                Ok(()) => intake.bytes.extend(std::iter::repeat_n(b' ', piece)),
-                Err(BodyFault::Refuse(failure)) => return Err(failure.status()),
-                Err(BodyFault::Gone) => panic!("nobody left"),
-            }
-            let (covered, taken) = (intake.lease.bytes(), intake.bytes.capacity());
-            assert!(covered >= taken, "{taken} bytes taken, {covered} charged");
-            assert!(budget.bytes_held() <= 1 << 20);
-        }
-        Ok(intake.bytes.len())
-    }
-
-    #[test]
-    fn the_buffer_of_a_body_of_unknown_length_is_charged_whole() {
-        let budget = BodyBudget::new(1 << 20, 1 << 20);
-        for (max, pieces, piece, answer) in [
-            (1 << 20, 1 << 6, 1 << 14, Ok(1 << 20)),
-            (1 << 20, 1 << 10, 1 << 10, Ok(1 << 20)),
-            (1 << 20, (1 << 10) + 1, 1 << 10, Err(413)),
-            (1 << 30, (1 << 10) + 1, 1 << 10, Err(503)),
-            (100, 100, 1, Ok(100)),
-            (100, 101, 1, Err(413)),
-        ] {
-            let mut read = intake(&budget, max);
-            assert_eq!(grown(&budget, &mut read, pieces, piece), answer, "{pieces} of {piece}");
-        }
-        let mut read = intake(&budget, 1 << 20);
-        assert_eq!(grown(&budget, &mut read, 33, 1 << 14), Ok(33 << 14));
-        assert!(budget.bytes_held() > 60 << 14, "room for as much again");
-        let body = read.whole();
-        assert_eq!((body.bytes.len(), body.lease.bytes(), budget.bytes_held()), (33 << 14, 33 << 14, 33 << 14));
-        drop(body);
-        assert_eq!(budget.bytes_held(), 0);
-    }
 }

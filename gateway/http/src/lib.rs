@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod body;
 pub mod budget;
 pub mod cancel;
 pub mod certificate;
@@ -21,10 +22,11 @@ pub mod late;
 pub mod multipart;
 pub mod places;
 mod raw;
+mod request_id;
 mod response;
 mod wire;
 
-pub use budget::{BodyBudget, BodyLease, BudgetExhausted};
+pub use budget::{BodyBudget, BodyLease, BudgetExhausted, Growth};
 pub use exchange::{Body, Exchange, Gone, Tunnel};
 pub use head::{Framing, Head};
 pub use response::Field;

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use penstock_auth::route::{self, Route};
 use penstock_base::error::Failure;
-use penstock_http::exchange::new_request_id;
+use penstock_http::exchange::{new_request_id, request_id};
 use penstock_http::{Body, BodyLease, BudgetExhausted};
 use penstock_proto::ErrorKind;
 use penstock_types::{Dialect, ProviderFault};
@@ -536,10 +536,6 @@ impl<C: Chooser> Drop for Conversation<C> {
 impl Head {
     fn read(head: &HttpHeaders, metadata: Option<&Metadata>) -> Self {
         let text = |name: &[u8]| std::str::from_utf8(head.headers.as_ref()?.get(name)?).ok();
-        let sane = |id: &&str| {
-            (1..=128).contains(&id.len())
-                && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
-        };
         let subset = metadata.and_then(|metadata| metadata.texts(SUBSET_NAMESPACE, SUBSET));
         let headers = fields(head);
         Self {
@@ -548,7 +544,7 @@ impl Head {
             target: text(b":path").unwrap_or("/").to_owned(),
             headers,
             among: subset.map(|all| all.iter().take(SUBSET_MAX).filter_map(|text| text.parse().ok()).collect()),
-            request_id: text(b"x-request-id").filter(sane).map_or_else(new_request_id, str::to_owned),
+            request_id: request_id(text(b"x-request-id")),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Messages of a gRPC stream: five bytes in front of each, its compression and its length.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use penstock_http::Growth;
 use prost::Message;
 
 /// Bytes in front of a message.
@@ -25,15 +26,6 @@ pub enum FrameFault {
     Cut,
 }
 
-/// Sizes to which the buffer of a message can grow, for more bytes than fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Growth {
-    /// Twice the bytes that are held, or the whole message where that is less.
-    pub double: usize,
-    /// An eighth more, for a time without memory for more than that.
-    pub eighth: usize,
-}
-
 impl Reader {
     /// Adds bytes of the stream. A large message needs room first ([`Reader::growth`]).
     pub fn add(&mut self, bytes: &[u8]) {
@@ -54,8 +46,7 @@ impl Reader {
         }
         let length = self.held.get(1..PREFIX_BYTES).and_then(|length| length.try_into().ok()).map(u32::from_be_bytes);
         let whole = length.map_or(needed, |length| PREFIX_BYTES + length as usize);
-        let grown = |by: usize| (held + by).min(whole).max(needed);
-        Some(Growth { double: grown(held), eighth: grown(held / 8) })
+        Some(Growth::of(held, more, whole))
     }
 
     /// Makes the buffer this large, not larger.

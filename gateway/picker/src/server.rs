@@ -23,11 +23,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::MESSAGE_BYTES_MAX;
+use penstock_http::Growth;
 use penstock_proto::ErrorKind;
 
 use crate::chooser::Chooser;
 use crate::conversation::{Conversation, Replies};
-use crate::framing::{FrameFault, Growth, Reader, framed};
+use crate::framing::{FrameFault, Reader, framed};
 use crate::messages::{HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ServingStatus};
 use crate::seldom::Seldom;
 
