@@ -9,6 +9,7 @@
 //! - [`foreign`]: index fed by the events of vLLM and SGLang
 //! - [`cost`]: cost of a placement in seconds
 //! - [`fit`]: speed of each worker, learned from its steps
+//! - `view.rs`: a request as the router sees it; `waiting.rs`: one that waits, with what was found for it
 //! - `queue.rs`: order of the waiting requests, fair among tenants
 //! - `place.rs`, [`policy`]: choice of a worker for one request; [`explain`]: its reasons
 //! - [`roles`]: workers that prefill for others, following the load
@@ -36,6 +37,8 @@ pub mod record;
 pub mod replicas;
 pub mod roles;
 mod slo;
+mod view;
+mod waiting;
 mod worker;
 
 pub use cost::Weights;
@@ -44,10 +47,10 @@ pub use fit::Fit;
 pub use fleet::{Ahead, Choice, Fleet, Limits, Refusal, Reject};
 pub use index::{Hits, KvIndex};
 pub use policy::Policy;
-pub use queue::{FIRST, Needs, View};
 pub use random::Random;
 pub use record::Record;
 pub use slo::Slo;
+pub use view::{FIRST, Needs, View};
 pub use worker::Member;
 
 /// Index of a worker in its pool; a small number, reused after a worker has left.

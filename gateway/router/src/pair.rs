@@ -16,7 +16,7 @@ use crate::WorkerId;
 use crate::cost::{Parts, Terms, Weights};
 use crate::explain::{Candidate, Found};
 use crate::place::Market;
-use crate::queue::View;
+use crate::view::View;
 use crate::worker::WorkerView;
 use penstock_proto::frames::Role;
 use penstock_proto::{AdapterId, BLOCK_TOKENS};
@@ -157,7 +157,7 @@ pub(crate) fn next(
 #[cfg(test)]
 mod tests {
     use crate::fleet::{Choice, Fleet, Limits};
-    use crate::queue::{Needs, View};
+    use crate::view::{Needs, View};
     use crate::worker::Member;
     use crate::{Weights, WorkerId};
     use penstock_proto::frames::{EngineState, KvEvent, Role};

@@ -23,22 +23,15 @@
 //! Bounded: when `limit` new requests wait, the last one of the tenant with most of them is put out. A resumed request
 //! is never refused: it was admitted once, and its client has read half an answer.
 
-use crate::WorkerId;
-use crate::explain::Found;
 use crate::lines::Lines;
 use crate::slo::Slo;
-use penstock_proto::{AdapterId, BlockHash, BlockHasher, Capabilities, RequestId};
+use crate::view::{FIRST, Rank, View};
+use crate::waiting::{Lane, Waiting};
+use penstock_proto::RequestId;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Turn of a resumed request, which goes before all others of its priority.
-pub const FIRST: i64 = i64::MIN;
-
-/// Rank of a request among those that a worker computes, lower first: its priority, then its turn. The turn is the
-/// tenant's service in microseconds of engine time by weight, or [`FIRST`].
-pub(crate) type Rank = (i32, i64);
 
 /// Most tenants of one bucket that are searched for the least service.
 const EQUALS_MAX: usize = 256;
@@ -47,144 +40,10 @@ const EQUALS_MAX: usize = 256;
 const DUE_MAX: f64 = 2.0;
 /// Lateness, in objectives, from which on a request goes before those that are not late, against starvation.
 const STARVED_AFTER: u32 = 4;
-/// Least loss of cached tokens that counts as an eviction.
-const LOST_MIN: u32 = 1024;
-/// Time after such an eviction in which no request overtakes late ones.
+/// Time after an eviction of blocks that a request waited for, in which no request overtakes late ones.
 const SHORT_FOR: Duration = Duration::from_secs(30);
 /// Most tenants without a waiting request whose counters are remembered.
 const IDLE_TENANTS_MAX: usize = 4096;
-
-/// Abilities that a request needs of its worker, and that not every worker of a model announces.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
-    /// Id of the grammars that a worker must have to follow the request's; `None`: the output is free.
-    pub grammar: Option<Arc<str>>,
-    /// Capabilities that the request's sampling needs.
-    pub capabilities: Capabilities,
-    /// Adapter that a worker must have loaded; `None`: the model runs alone, which every worker can.
-    pub adapter: Option<AdapterId>,
-}
-
-impl Needs {
-    /// Returns true if a worker with grammars of the id `grammar`, with `capabilities` and with `adapters` has every ability.
-    pub fn are_met_by(
-        &self,
-        grammar: &str,
-        capabilities: Capabilities,
-        adapters: impl IntoIterator<Item = AdapterId>,
-    ) -> bool {
-        self.grammar.as_ref().is_none_or(|id| **id == *grammar)
-            && capabilities.has(self.capabilities)
-            && self.adapter.is_none_or(|id| adapters.into_iter().any(|loaded| loaded == id))
-    }
-}
-
-/// Request as the router sees it: tokens, tenant, priority, deadline. Defaults describe an anonymous request.
-#[derive(Clone, Debug, Default)]
-pub struct View {
-    /// Tokens that a worker must hold before it can emit: the prompt and, for a resumed request, the emitted tokens.
-    pub tokens: Arc<[u32]>,
-    /// Salt of the request's block hashes, so that only requests with an equal salt share blocks.
-    pub salt: Arc<[u8]>,
-    /// Lower runs first; 0 is normal.
-    pub priority: i32,
-    /// Sequences that the request needs (open choices), at least 1.
-    pub sequences: u32,
-    /// Numerics of the tokens emitted so far, for a resumed request.
-    pub numerics_id: Option<Arc<str>>,
-    /// Abilities that a worker must have for the request.
-    pub needs: Needs,
-    /// True if the request is resumed: it goes before all others, and is never refused.
-    pub resumed: bool,
-    /// Tenant of the request: waiting requests of several tenants share the workers fairly.
-    pub tenant: Arc<str>,
-    /// Weight of the tenant; 0 counts as 1.
-    pub weight: u32,
-    /// Hash that keeps the requests of one conversation together under [`crate::Policy::Session`].
-    pub session: Option<u64>,
-    /// True if the client named the conversation or a cache key: where nothing else decides, one worker gets all of it.
-    pub keyed: bool,
-    /// Time after which a waiting request is refused.
-    pub deadline: Option<Duration>,
-}
-
-impl View {
-    fn share(&self) -> f64 {
-        f64::from(self.weight.max(1))
-    }
-}
-
-/// Wait of a request for a busy worker that costs less than the free ones, its queue included.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
-    pub(crate) since: Duration,
-    /// Wait in seconds that was predicted when the request began to wait for the worker.
-    pub(crate) promised: f64,
-}
-
-/// A request in the router's queue, with the index hits and hashes cached for it.
-pub(crate) struct Waiting {
-    pub(crate) request: RequestId,
-    pub(crate) view: View,
-    pub(crate) since: Duration,
-    /// Seconds of prefill at the worker with the least, as estimated at the arrival.
-    pub(crate) estimate: f64,
-    pub(crate) held: Option<Held>,
-    /// Cached tokens found at each worker, valid for a short time after `found_at`.
-    pub(crate) found: Vec<(WorkerId, Found)>,
-    pub(crate) found_at: Duration,
-    /// True if a prefetch for the request was considered already.
-    pub(crate) is_ahead: bool,
-    /// Most tokens of the prompt found at any worker, its tiers included, during the wait.
-    pub(crate) most_found: u32,
-    /// True if most of these were evicted during the wait and are in no tier.
-    pub(crate) has_lost: bool,
-    place: Place,
-    hashes: Vec<(Arc<str>, Arc<[BlockHash]>)>,
-}
-
-impl Waiting {
-    pub(crate) fn new(request: RequestId, view: View, since: Duration) -> Self {
-        let place = Place { lane: Lane { new: !view.resumed, priority: view.priority }, due: since, arrival: 0 };
-        let (found, found_at) = (Vec::new(), Duration::ZERO);
-        let (estimate, held, is_ahead, hashes) = (0.0, None, false, Vec::new());
-        let (most_found, has_lost) = (0, false);
-        Self { request, view, since, estimate, held, found, found_at, is_ahead, most_found, has_lost, place, hashes }
-    }
-
-    /// Compares the new index hits with the best ones so far.
-    pub(crate) fn note_found(&mut self) {
-        let held = |found: &Found| found.device + found.promised + found.host + found.disk + found.remote;
-        let most = self.found.iter().map(|(_, found)| held(found)).max().unwrap_or(0);
-        self.has_lost |= self.most_found.saturating_sub(most) > (self.most_found / 4).max(LOST_MIN);
-        self.most_found = if self.has_lost { most } else { self.most_found.max(most) };
-    }
-
-    /// Block hashes as a worker of these numerics computes them; cached per numerics.
-    pub(crate) fn hashes(&mut self, numerics_id: &Arc<str>) -> Arc<[BlockHash]> {
-        if let Some((_, hashes)) = self.hashes.iter().find(|(id, _)| id == numerics_id) {
-            return Arc::clone(hashes);
-        }
-        let hashes: Arc<[BlockHash]> =
-            BlockHasher::for_request(&self.view.salt, numerics_id).chain(&self.view.tokens).into();
-        self.hashes.push((Arc::clone(numerics_id), Arc::clone(&hashes)));
-        hashes
-    }
-}
-
-/// Lane of the queue: resumed before new, then by priority.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Lane {
-    new: bool,
-    priority: i32,
-}
-
-#[derive(Clone, Copy)]
-struct Place {
-    lane: Lane,
-    due: Duration,
-    arrival: u64,
-}
 
 /// Service that a tenant has had, and its waiting requests, for fair queueing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -523,18 +382,24 @@ type Next = Option<((Duration, u64), RequestId)>;
 
 /// Classes of requests in their order within a bucket.
 const STARVED: u8 = 0;
+
 const IN_TIME: u8 = 1;
+
 const LATE: u8 = 2;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::WorkerId;
+    use crate::explain::Found;
     use proptest::prelude::*;
 
     fn waiting(request: u64, tenant: &str, priority: i32, resumed: bool, estimate: f64, since: u64) -> Waiting {
         let tokens = vec![1; 10].into();
         let view = View { tokens, priority, sequences: 1, resumed, tenant: tenant.into(), ..View::default() };
-        Waiting { estimate, ..Waiting::new(RequestId(request), view, Duration::from_secs(since)) }
+        let mut waiting = Waiting::new(RequestId(request), view, Duration::from_secs(since));
+        waiting.estimate = estimate;
+        waiting
     }
 
     fn queue() -> Queue {
@@ -719,16 +584,6 @@ mod tests {
         queue.remove(RequestId(1));
         assert_eq!(queue.expired(Duration::from_secs(5)), None);
         assert_eq!(queue.seconds(), 0.0);
-    }
-
-    #[test]
-    fn hashes_follow_the_numerics() {
-        let view = View { tokens: (0..70).collect(), ..View::default() };
-        let mut waiting = Waiting::new(RequestId(1), view, Duration::ZERO);
-        let (a, b): (Arc<str>, Arc<str>) = ("cpu".into(), "cuda".into());
-        assert_eq!(waiting.hashes(&a).len(), 2);
-        assert_ne!(waiting.hashes(&a), waiting.hashes(&b));
-        assert_eq!(*waiting.hashes(&a), BlockHasher::for_request(b"", "cpu").chain(&(0..70).collect::<Vec<_>>())[..]);
     }
 
     proptest! {

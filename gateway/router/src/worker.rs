@@ -1,7 +1,7 @@
 //! One worker as the router sees it: its last report, the requests sent since, and its speed.
 
 use crate::fit::Fit;
-use crate::queue::{FIRST, Needs, Rank};
+use crate::view::{FIRST, Needs, Rank};
 use penstock_proto::frames::{Batch, EngineState, Tier};
 use penstock_proto::{AdapterId, BLOCK_TOKENS, Capabilities, RequestId};
 use std::collections::BTreeMap;
