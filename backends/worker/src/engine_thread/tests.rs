@@ -3,8 +3,8 @@
 use super::*;
 use crate::config::WorkerConfig;
 use crate::model::{ModelOptions, build};
-use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, Guide, GuideKind, Pooling, Sampling};
-use penstock_proto::{Address, Epoch, GatewayId, SessionId};
+use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, Guide, GuideKind, Pooling, Ready, Sampling};
+use penstock_proto::{Address, Capability, Epoch, ErrorKind, GatewayId, SessionId};
 use tokio::runtime::Runtime;
 
 const SESSION: SessionId = SessionId(1);

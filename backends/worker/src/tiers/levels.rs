@@ -6,159 +6,20 @@
 //! ```
 //! Lives on the engine's thread. Nothing here waits: a write that finds the queue full is dropped, a load that fails is computed.
 
-use super::disk::Found;
-use super::io::{Failure, Io, Outcome, Write};
-use penstock_kv::load::LoadTime;
+use super::io::{Outcome, Write};
+use super::level::{Change, Level, Medium};
+use penstock_kv::Placed;
 use penstock_kv::tier::Link;
-use penstock_kv::{Placed, SlotId, TierPool};
 use penstock_proto::frames::{KvEvent, Tier, TierState};
 use penstock_proto::{BlockHash, WorkId};
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
 
 /// Most bytes of writes that wait for a store; at least two blocks. A long prompt that starts evicts as much at once.
 const WRITES_BYTES_MAX: usize = 256 << 20;
 
-/// Failures in a row after which a disk is switched off for a while.
-const DISK_FAILURES_MAX: u32 = 3;
-
-/// First and longest pause before a disk that was switched off is tried again; doubles until a block was read or
-/// written.
-const REVIVE_FIRST: Duration = Duration::from_secs(5);
-const REVIVE_LAST: Duration = Duration::from_secs(300);
-
 /// Silence of a store with unanswered jobs after which requests stop waiting for it, and the remote store gets no
 /// further query.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_millis(250);
-
-/// Medium that holds the bytes of a tier's blocks.
-pub(crate) enum Medium {
-    /// Host memory, with the bytes of one block per slot.
-    Memory(Vec<Vec<u8>>),
-    /// Files or a server, written and read by I/O threads of their own.
-    Store(Io),
-}
-
-/// One KV tier: its plan of slots, the medium with the bytes, and its health.
-pub(crate) struct Level {
-    plan: TierPool,
-    medium: Medium,
-    time: LoadTime,
-    state: TierState,
-    writes_waiting: usize,
-    failures: u32,
-    /// Number of unanswered loads and queries.
-    reads: usize,
-    finds: usize,
-    /// Start of the current silence, if there are unanswered jobs.
-    silent_since: Instant,
-    /// Set while the tier is off after a failure.
-    off: Option<Off>,
-    /// Last pause before the tier was tried again.
-    pause: Duration,
-    /// Unreported changes of a plan that has been replaced.
-    events: Vec<KvEvent>,
-    /// Unreported switches: off with the reason, or on.
-    changes: Vec<Option<String>>,
-}
-
-/// State of a tier that is off.
-#[derive(Clone, Copy)]
-struct Off {
-    /// Time of the next attempt to open the store again.
-    until: Instant,
-    /// True if an attempt to open the store is in progress.
-    is_asked: bool,
-}
-
-/// Report of a tier that was switched off or on.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Change {
-    pub(crate) tier: Tier,
-    /// Reason why the tier is off; `None` if it is on again.
-    pub(crate) off: Option<String>,
-}
-
-impl Level {
-    pub(crate) fn new(plan: TierPool, medium: Medium) -> Self {
-        let state = TierState { tier: plan.tier() as i32, ..Default::default() };
-        Self {
-            plan,
-            medium,
-            time: LoadTime::default(),
-            state,
-            writes_waiting: 0,
-            failures: 0,
-            reads: 0,
-            finds: 0,
-            silent_since: Instant::now(),
-            off: None,
-            pause: Duration::ZERO,
-            events: Vec::new(),
-            changes: Vec::new(),
-        }
-    }
-
-    /// Creates a tier that could not be opened, and is tried again.
-    pub(crate) fn off(tier: Tier, medium: Medium, why: String) -> Self {
-        let mut level = Self::new(TierPool::new(tier, 0), medium);
-        level.rest(Instant::now());
-        level.changes.push(Some(why));
-        level
-    }
-
-    /// Switches the tier off for a while, longer each time.
-    fn rest(&mut self, now: Instant) {
-        self.pause = (self.pause * 2).clamp(REVIVE_FIRST, REVIVE_LAST);
-        self.off = Some(Off { until: now + self.pause, is_asked: false });
-    }
-
-    /// Records that the store has read or written a block: its failures and pause begin anew.
-    fn worked(&mut self) {
-        (self.failures, self.pause) = (0, Duration::ZERO);
-    }
-
-    /// Handles the result of opening the tier again.
-    fn revived(&mut self, result: Result<(usize, Vec<Found>), String>, now: Instant) {
-        let (slots, found) = match result {
-            Ok(opened) => opened,
-            Err(why) => {
-                self.rest(now);
-                let retry_in_s = self.pause.as_secs();
-                info!(tier = self.plan.tier().name(), why, retry_in_s, "a KV tier could not be reopened");
-                return;
-            }
-        };
-        self.events.extend(self.plan.take_events());
-        self.plan = TierPool::new(self.plan.tier(), slots);
-        let blocks = self.plan.adopt(found);
-        info!(tier = self.plan.tier().name(), slots, blocks, "a KV tier was reopened");
-        (self.off, self.failures) = (None, 0);
-        self.changes.push(None);
-    }
-
-    /// Duration of the tier's silence, while jobs are unanswered.
-    fn silence(&self, now: Instant) -> Duration {
-        let is_asked = self.reads + self.finds > 0;
-        if is_asked { now.saturating_duration_since(self.silent_since) } else { Duration::ZERO }
-    }
-
-    /// Starts the silence clock before a job, if none is pending.
-    fn asked(&mut self, now: Instant) {
-        if self.reads + self.finds == 0 {
-            self.silent_since = now;
-        }
-    }
-
-    fn state(&self) -> TierState {
-        TierState {
-            blocks_total: self.plan.total() as u64,
-            blocks_used: self.plan.used() as u64,
-            load_seconds_per_block: self.time.seconds(),
-            ..self.state
-        }
-    }
-}
 
 /// Result of [`Levels::load`]: the bytes, a promise of them, or nothing.
 #[derive(Debug, PartialEq, Eq)]
@@ -366,7 +227,7 @@ impl Levels {
         match outcome {
             Outcome::Written { tier, slot, result, kept, slots } => {
                 let Some(at) = self.at(tier) else { return News::None };
-                self.written(at, slot, result, slots, now);
+                self.levels[at].written(slot, result, slots, now);
                 if let Some((link, bytes)) = kept {
                     self.put(at + 1, link, bytes);
                 }
@@ -374,12 +235,12 @@ impl Levels {
             }
             Outcome::Read { tier, slot, hash, result, seconds } => {
                 let Some(at) = self.at(tier) else { return News::None };
-                News::Block(hash, self.read(at, slot, result, seconds, now))
+                News::Block(hash, self.levels[at].read(slot, result, seconds, now))
             }
             Outcome::Found { tier, id, hashes } => {
                 if let Some(at) = self.at(tier) {
                     self.levels[at].finds -= 1;
-                    self.adopt(at, &hashes);
+                    self.levels[at].adopt(&hashes);
                 }
                 News::Found(id)
             }
@@ -418,86 +279,6 @@ impl Levels {
 
     fn at(&self, tier: Tier) -> Option<usize> {
         self.levels.iter().position(|level| level.plan.tier() == tier)
-    }
-
-    fn written(&mut self, at: usize, slot: SlotId, result: Result<(), Failure>, slots: usize, now: Instant) {
-        let level = &mut self.levels[at];
-        level.writes_waiting -= 1;
-        match result {
-            Ok(()) => {
-                level.plan.stored(slot);
-                level.state.stored += 1;
-                level.worked();
-            }
-            Err(failure) => {
-                level.plan.lost(slot);
-                level.state.dropped += 1;
-                let shrinks = level.plan.total() > slots;
-                // Of several writes that wanted another file, the first has lowered the capacity.
-                if failure == Failure::Full && slots > 0 && (shrinks || slot.index() >= slots) {
-                    if shrinks {
-                        warn!(blocks = slots, "the disk is full: the KV tier stops growing");
-                    }
-                    level.plan.cap(slots);
-                } else {
-                    self.failed(at, now);
-                }
-            }
-        }
-    }
-
-    fn read(
-        &mut self,
-        at: usize,
-        slot: SlotId,
-        result: Result<Vec<u8>, Failure>,
-        seconds: f64,
-        now: Instant,
-    ) -> Option<Vec<u8>> {
-        let level = &mut self.levels[at];
-        level.reads -= 1;
-        match result {
-            Ok(bytes) => {
-                level.plan.loaded(slot);
-                level.state.loaded += 1;
-                level.state.load_seconds += seconds;
-                level.time.measured(1, seconds);
-                level.worked();
-                return Some(bytes);
-            }
-            Err(Failure::Broken | Failure::Full) => {
-                level.plan.unread(slot);
-                self.failed(at, now);
-            }
-            Err(failure) => {
-                level.plan.lost(slot);
-                level.state.corrupt += u64::from(failure == Failure::Corrupt);
-            }
-        }
-        None
-    }
-
-    /// Counts a failure. A remote store rests by itself; a disk that fails again and again is switched off for a
-    /// while.
-    fn failed(&mut self, at: usize, now: Instant) {
-        let level = &mut self.levels[at];
-        level.failures += 1;
-        if level.plan.tier() == Tier::Disk && level.failures >= DISK_FAILURES_MAX && !level.plan.is_closed() {
-            level.plan.close();
-            level.rest(now);
-            level.changes.push(Some(format!("{} reads or writes in a row failed", level.failures)));
-        }
-    }
-
-    /// Records blocks that the remote tier has, whichever worker stored them.
-    fn adopt(&mut self, at: usize, hashes: &[BlockHash]) {
-        let plan = &mut self.levels[at].plan;
-        for (n, &hash) in hashes.iter().enumerate() {
-            let parent = n.checked_sub(1).map(|parent| hashes[parent]);
-            if let Placed::Slot { slot, .. } = plan.store(Link { parent, hash }) {
-                plan.stored(slot);
-            }
-        }
     }
 
     /// Closes the tiers: queued jobs finish, nothing new is written. True once the threads are done.
@@ -563,7 +344,10 @@ impl Levels {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiers::io::{Store, Tell};
+    use crate::tiers::disk::Found;
+    use crate::tiers::io::{Failure, Io, Store, Tell};
+    use crate::tiers::level::REVIVE_FIRST;
+    use penstock_kv::{SlotId, TierPool};
     use std::collections::HashMap;
     use std::sync::{Arc, mpsc};
 

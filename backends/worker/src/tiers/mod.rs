@@ -1,7 +1,7 @@
 //! Tiers below the device: host memory, files, a server. Blocks that leave the device go down, blocks that a request
 //! needs come up.
 //!
-//! - [`levels`]: the tiers of this worker, their plans and counters
+//! - [`level`]: one tier, with its plan and counters; [`levels`]: those of this worker, fastest first
 //! - [`intake`]: requests that wait for blocks
 //! - [`disk`], `remote`: stores; [`io`]: the threads in front of them; [`block`]: what makes bytes a block
 //!
@@ -12,6 +12,7 @@ mod block;
 mod disk;
 mod intake;
 mod io;
+mod level;
 mod levels;
 #[cfg(any(feature = "redis", feature = "s3"))]
 mod remote;
@@ -22,8 +23,9 @@ use intake::Intake;
 pub(crate) use intake::{Ahead, Released};
 use io::{Disk, Io};
 pub(crate) use io::{Outcome, Tell};
-pub(crate) use levels::Change;
-use levels::{Level, Levels, Medium};
+pub(crate) use level::Change;
+use level::{Level, Medium};
+use levels::Levels;
 use penstock_engine::{Engine, Offload};
 use penstock_kv::TierPool;
 use penstock_kv::tier::Link;
