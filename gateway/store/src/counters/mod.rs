@@ -147,7 +147,7 @@ pub trait Counters: Send + Sync + 'static {
     /// too many counters.
     async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError>;
 
-    /// Begins to count, or checks that the counts are still there. Stores that lose nothing do nothing.
+    /// Begins to count, or checks that the store answers and has its counts. A store in this process does nothing.
     async fn begin(&self) -> Result<Begun, StoreError> {
         Ok(Begun::Whole)
     }

@@ -11,7 +11,7 @@ use super::Postgres;
 use super::held::{int, number, odd};
 use crate::counters::{AMOUNT_MAX, check_asks, check_kept, check_settlements};
 use crate::json::to_json;
-use crate::{Ask, Counters, Grant, Kept, Settlement, StoreError};
+use crate::{Ask, Begun, Counters, Grant, Kept, Settlement, StoreError};
 
 #[async_trait]
 impl Counters for Postgres {
@@ -38,6 +38,15 @@ impl Counters for Postgres {
         let rows = self.held().await?.change(sql, &[&holder, &word, &asks, &whole, &int(now)]).await?;
         let grant = |row| Ok(Grant { granted: number(row, 0)?, leased: number(row, 1)?, used: number(row, 2)? });
         rows.iter().map(grant).collect()
+    }
+
+    async fn begin(&self) -> Result<Begun, StoreError> {
+        // The counts are not lost, but a server that is away, or a former primary that only reads, cannot count.
+        let sql = "SELECT current_setting('transaction_read_only') = 'off'";
+        match self.held().await?.is(sql, &[]).await? {
+            true => Ok(Begun::Whole),
+            false => Err(StoreError::Broken("PostgreSQL: the server only reads: another one is the primary".into())),
+        }
     }
 
     async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {

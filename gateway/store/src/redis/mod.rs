@@ -1,15 +1,17 @@
 //! Redis or Valkey: counters that several gateways share, and a cache.
 //!
 //! Each call is one script, so that comparison and change are one step of the server. One connection carries all calls
-//! of the process, multiplexed; it is reopened when it breaks, and until then calls fail at once. A server may lose its
-//! data or return with an old state. Counts therefore belong to an *era*: a server without one, or whose run id is not
-//! its era's, gets a new era from the first client that comes ([`Counters::begin`]). A client of an older era gets
-//! [`StoreError::Lost`] and restores the counts that it knows from the ledger. During an era's first [`YOUNG`] nothing
-//! is granted, so that all clients have time to restore. The server must not evict (`maxmemory-policy noeviction`, or
-//! `volatile-*` with memory to spare), and must be one server, not a cluster: the counters of one call live on
-//! different slots.
+//! of the process, multiplexed; it is reopened when it breaks, and until then calls fail at once. One that is silent may
+//! lead to a host that is gone, which TCP notices after a quarter of an hour: the call that waited in vain replaces it
+//! (`Link`). A server may lose its data or return with an old state. Counts therefore belong to an *era*: a server
+//! without one, or whose run id is not its era's, gets a new era from the first client that comes
+//! ([`Counters::begin`]). A client of an older era gets [`StoreError::Lost`] and restores the counts that it knows from
+//! the ledger. During an era's first [`YOUNG`] nothing is granted, so that all clients have time to restore. The server
+//! must not evict (`maxmemory-policy noeviction`, or `volatile-*` with memory to spare), and must be one server, not a
+//! cluster: the counters of one call live on different slots.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::{ConnectionManager, ConnectionManagerConfig};
@@ -52,7 +54,8 @@ pub struct RedisOptions {
 
 /// Shared counters and cache in a Redis or Valkey server.
 pub struct Redis {
-    connection: ConnectionManager,
+    client: Client,
+    link: Mutex<Arc<Link>>,
     home: Handle,
     prefix: String,
     take: Script,
@@ -62,6 +65,29 @@ pub struct Redis {
     /// Era of the server's counts that this client counts in; empty: none yet.
     era: Mutex<String>,
     words: Words,
+}
+
+/// Connection to the server, until it is silent.
+struct Link {
+    connection: ConnectionManager,
+    /// Number of calls that the server has answered on the connection, or that have failed at once.
+    heard: AtomicU64,
+}
+
+impl Link {
+    /// Connection that is opened at the first call. Must be called on the runtime that drives it.
+    fn lazy(client: &Client) -> Result<Arc<Self>, StoreError> {
+        let config = ConnectionManagerConfig::new()
+            .set_number_of_retries(2)
+            .set_min_delay(Duration::from_millis(50))
+            .set_max_delay(Duration::from_millis(500))
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(ANSWER_TIMEOUT))
+            .set_concurrency_limit(WAITING_MAX)
+            .set_pipeline_buffer_size(WAITING_MAX);
+        let connection = ConnectionManager::new_lazy_with_config(client.clone(), config);
+        Ok(Arc::new(Self { connection: connection.map_err(|error| fault(&error))?, heard: AtomicU64::new(0) }))
+    }
 }
 
 impl Redis {
@@ -94,16 +120,9 @@ impl Redis {
             }
         };
         let client = client.map_err(bad)?;
-        let config = ConnectionManagerConfig::new()
-            .set_number_of_retries(2)
-            .set_min_delay(Duration::from_millis(50))
-            .set_max_delay(Duration::from_millis(500))
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(ANSWER_TIMEOUT))
-            .set_concurrency_limit(WAITING_MAX)
-            .set_pipeline_buffer_size(WAITING_MAX);
         Ok(Self {
-            connection: ConnectionManager::new_lazy_with_config(client, config).map_err(|error| fault(&error))?,
+            link: Mutex::new(Link::lazy(&client)?),
+            client,
             home: Handle::current(),
             prefix: options.prefix.clone(),
             take: Script::new(include_str!("take.lua")),
@@ -176,9 +195,30 @@ impl Redis {
         &self,
         question: impl AsyncFnOnce(ConnectionManager) -> Result<T, RedisError>,
     ) -> Result<T, StoreError> {
-        let asked = timeout(ANSWER_TIMEOUT + CONNECT_TIMEOUT, question(self.connection.clone()));
+        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let heard = link.heard.load(Ordering::Relaxed);
+        let asked = timeout(ANSWER_TIMEOUT + CONNECT_TIMEOUT, question(link.connection.clone()));
         let answered = home::at(&self.home, asked).await;
+        match &answered {
+            Ok(Err(error)) if error.is_timeout() => self.replace(&link, heard),
+            Err(_) => self.replace(&link, heard),
+            Ok(_) => drop(link.heard.fetch_add(1, Ordering::Relaxed)),
+        }
         answered.map_err(|_| StoreError::Busy)?.map_err(|error| fault(&error))
+    }
+
+    /// Replaces a connection on which nothing was heard since a call began, unless another call has.
+    fn replace(&self, silent: &Arc<Link>, heard: u64) {
+        if silent.heard.load(Ordering::Relaxed) != heard {
+            return;
+        }
+        let _home = self.home.enter();
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::ptr_eq(&link, silent)
+            && let Ok(new) = Link::lazy(&self.client)
+        {
+            *link = new;
+        }
     }
 }
 

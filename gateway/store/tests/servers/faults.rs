@@ -103,6 +103,45 @@ async fn what_a_lost_gateway_holds_is_free_again() {
     }
 }
 
+/// The server's host is gone without a word, and another has its address: the connection stays open, and silent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_is_asked_on_another_connection_where_the_first_is_silent() {
+    let server = RedisServer::start("silent");
+    let (relay, options) = server.relayed("s:");
+    let store = Redis::open(&options).await.expect("opens");
+    relay.abandon();
+    let error = Counters::begin(&store).await.expect_err("nobody answers");
+    assert!(is_outage(&error), "{error}");
+    assert_eq!(Counters::begin(&store).await, Ok(Begun::Whole), "the next call");
+}
+
+/// Nothing is leased and nothing to be told, so that no other call finds out that the server cannot count.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_begins_to_count_only_where_it_can_count() {
+    let mut server = PostgresServer::start("begin");
+    let store = server.open(2).await;
+    assert_eq!(Counters::begin(&store).await, Ok(Begun::Whole));
+    server.hang(true);
+    assert!(Counters::begin(&store).await.is_err_and(|error| is_outage(&error)), "nobody answers");
+    server.hang(false);
+    until_it_works(async || Counters::begin(&store).await).await;
+
+    // As of a former primary that another server has replaced.
+    let (client, connection) =
+        tokio_postgres::connect(&server.options(1).url, tokio_postgres::NoTls).await.expect("a connection");
+    tokio::spawn(connection);
+    client.batch_execute("ALTER SYSTEM SET default_transaction_read_only = on").await.expect("set");
+    client.batch_execute("SELECT pg_reload_conf()").await.expect("read again");
+    let end = Instant::now() + RECOVERY;
+    while !Counters::begin(&store).await.is_err_and(|error| error.to_string().contains("only reads")) {
+        assert!(Instant::now() < end, "it begins to count");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    server.kill();
+    assert!(Counters::begin(&store).await.is_err_and(|error| is_outage(&error)), "nobody is there");
+}
+
 /// The session of a leader that does nothing is not taken for one of a lost gateway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_is_idle_keeps_the_lead() {

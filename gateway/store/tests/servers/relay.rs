@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,6 +31,8 @@ pub(crate) struct Relay {
     mode: watch::Sender<Mode>,
     /// Number of answers to questions that were held back.
     late: watch::Receiver<u64>,
+    /// Number of the connections so far, and of those of them that are silent.
+    counts: Arc<[AtomicU64; 2]>,
     task: JoinHandle<()>,
 }
 
@@ -40,8 +42,9 @@ impl Relay {
         let listener = UnixListener::bind(from).expect("a socket");
         let (mode, to) = (watch::Sender::new(Mode::Pass), to.to_owned());
         let (told, late) = watch::channel(0);
-        let task = tokio::spawn(accept(listener, to, mode.clone(), told));
-        Self { mode, late, task }
+        let counts = Arc::default();
+        let task = tokio::spawn(accept(listener, to, mode.clone(), told, Arc::clone(&counts)));
+        Self { mode, late, counts, task }
     }
 
     /// Loses the answer to the next question with these words, after the server gave it.
@@ -59,6 +62,12 @@ impl Relay {
         self.hold("");
     }
 
+    /// Silences the connections that are open, as those to a host that is gone are; new ones are relayed.
+    pub(crate) fn abandon(&self) {
+        let [count, silent] = &*self.counts;
+        silent.store(count.load(Ordering::Acquire), Ordering::Release);
+    }
+
     /// Releases the held questions and waits until the server has answered.
     pub(crate) async fn let_go(&mut self) {
         self.late.mark_unchanged();
@@ -73,14 +82,22 @@ impl Drop for Relay {
     }
 }
 
-async fn accept(listener: UnixListener, to: PathBuf, mode: watch::Sender<Mode>, late: watch::Sender<u64>) {
+async fn accept(
+    listener: UnixListener,
+    to: PathBuf,
+    mode: watch::Sender<Mode>,
+    late: watch::Sender<u64>,
+    counts: Arc<[AtomicU64; 2]>,
+) {
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         // The server is not there: the client finds its connection closed.
         let Ok(server) = UnixStream::connect(&to).await else { continue };
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
         let [loses, waited] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        connections.spawn(up(from_client, to_server, mode.clone(), [loses.clone(), waited.clone()]));
+        let (number, silent) = (counts[0].fetch_add(1, Ordering::AcqRel), counts.clone());
+        let is_silent = move || number < silent[1].load(Ordering::Acquire);
+        connections.spawn(up(from_client, to_server, mode.clone(), [loses.clone(), waited.clone()], is_silent));
         connections.spawn(down(from_server, to_client, late.clone(), [loses, waited]));
     }
 }
@@ -91,9 +108,13 @@ async fn up(
     mut server: OwnedWriteHalf,
     mode: watch::Sender<Mode>,
     [loses, waited]: [Arc<AtomicBool>; 2],
+    is_silent: impl Fn() -> bool,
 ) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(count @ 1..) = client.read(&mut bytes).await {
+        if is_silent() {
+            return std::future::pending().await;
+        }
         let has = |words: &str| {
             words.is_empty() || bytes[..count].windows(words.len()).any(|window| window == words.as_bytes())
         };
