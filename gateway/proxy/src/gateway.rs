@@ -315,7 +315,8 @@ impl Gateway {
         self.serving.load_full()
     }
 
-    /// Returns true if everything promised to clients is written: the limits' ledger and the stored responses.
+    /// Returns true if everything promised to clients is written: the limits' ledger, shared counters that answer, and the
+    /// stored responses. For a gateway that ends: from the first call on, the limits keep nothing back.
     pub(crate) fn is_saved(&self) -> bool {
         self.governor.is_saved() && self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
     }

@@ -17,6 +17,8 @@ use crate::saving::Saving;
 const OUTAGE_MAX: Duration = Duration::from_secs(15 * 60);
 /// Pause before a store that failed is asked again.
 const STORE_AGAIN: Duration = Duration::from_secs(1);
+/// Interval at which work that still waits for the store is logged again.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 /// Asks the store until it answers, for work that has been done and paid for: an answer is not lost, or made a second
 /// time, since the store was away when it was ready. A store that is full or busy is waited for without end, another
@@ -26,14 +28,17 @@ pub(crate) async fn patiently<T, A>(object: &str, mut ask: impl FnMut() -> A) ->
 where
     A: Future<Output = Result<T, StoreError>>,
 {
-    let end = Instant::now() + OUTAGE_MAX;
+    let (end, mut tell_at) = (Instant::now() + OUTAGE_MAX, Instant::now());
     loop {
         let error = match ask().await {
             Err(error @ (StoreError::Full | StoreError::Busy)) => error,
             Err(error @ StoreError::Broken(_)) if Instant::now() < end => error,
             answer => return answer,
         };
-        tracing::warn!(object, %error, "background work waits for the store");
+        if Instant::now() >= tell_at {
+            tell_at = Instant::now() + TELL_AGAIN;
+            tracing::warn!(object, %error, "background work waits for the store");
+        }
         sleep(STORE_AGAIN).await;
     }
 }
@@ -128,6 +133,16 @@ mod tests {
             async { answer }
         });
         (answer.await, asks)
+    }
+
+    #[test]
+    fn work_that_waits_is_logged_once_a_minute() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        let runtime = runtime.expect("a runtime");
+        let log = penstock_base::testing::logged(|| {
+            assert_eq!(runtime.block_on(asked(299, StoreError::Full)), (Ok(7), 300), "five minutes");
+        });
+        assert_eq!(log.lines().filter(|line| line.contains("waits for the store")).count(), 5, "{log}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,6 +19,8 @@ use crate::upgrade;
 const LOOK: Duration = Duration::from_millis(20);
 /// Longest time for error replies to requests whose grace time is over.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+/// Longest time in which the entries of requests that were ended are saved.
+const SAVE_MAX: Duration = Duration::from_secs(2);
 /// Longest time in which claims on work that was not ended are released.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
 /// Longest time for the last settled reservations to reach the next process.
@@ -166,6 +168,7 @@ impl Drain {
             std::thread::park_timeout(LOOK);
         }
         self.last_words();
+        self.save();
         gateway.governor.keep();
         let until = Instant::now() + TELL_MAX;
         let is_told = || gateway.is_rested(Beside::Settling) && gateway.is_rested(Beside::Upgrade);
@@ -195,12 +198,25 @@ impl Drain {
         }
     }
 
+    /// Waits for the last entries and objects to be saved: an entry that is lost counts with the whole amount reserved.
+    fn save(&self) {
+        let until = Instant::now() + SAVE_MAX;
+        while !self.gateway.is_saved() {
+            if Instant::now() >= until {
+                tracing::warn!("the gateway ends though not everything is saved: the store does not answer in time");
+                return;
+            }
+            std::thread::park_timeout(LOOK);
+        }
+    }
+
     /// Returns true if the drain is complete. After an upgrade the process waits for its connections too: their clients may
     /// send another request, and are told to connect elsewhere next.
     fn is_done(&self) -> bool {
         let gateway = &self.gateway;
         let alone =
             !gateway.is_leaving() || gateway.metrics.connections_now() == 0 && gateway.is_rested(Beside::Batches);
-        gateway.metrics.in_flight_now() == 0 && gateway.is_saved() && alone
+        // Asked last: from then on nothing is kept back for requests that may still come.
+        gateway.metrics.in_flight_now() == 0 && alone && gateway.is_saved()
     }
 }
