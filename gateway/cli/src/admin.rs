@@ -11,6 +11,7 @@ mod commands;
 mod dry_run;
 mod entries;
 mod explain;
+mod keys;
 mod stored;
 mod table;
 

@@ -1,10 +1,11 @@
-//! Command line behind `penstock admin`.
+//! Command line behind `penstock admin`; that of keys is in `keys.rs`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::keys::{Allowed, Under, Wish};
+use super::keys::Keys;
+use crate::keys::{Allowed, Under};
 
 /// What `penstock admin` does.
 #[derive(Subcommand, Clone, Debug)]
@@ -422,93 +423,6 @@ pub(crate) enum FilesCommand {
         #[arg(required = true)]
         ids: Vec<String>,
     },
-}
-
-#[derive(Args, Clone, Debug)]
-#[command(args_conflicts_with_subcommands = true)]
-pub(crate) struct Keys {
-    #[command(subcommand)]
-    pub(super) command: Option<KeysCommand>,
-    #[command(flatten)]
-    pub(super) filter: KeysFilter,
-}
-
-#[derive(Args, Clone, Debug)]
-pub(crate) struct KeysFilter {
-    /// Only keys of this team
-    #[arg(long)]
-    pub(super) team: Option<String>,
-    /// Only keys of this user
-    #[arg(long)]
-    pub(super) user: Option<String>,
-    /// Include revoked keys
-    #[arg(long)]
-    pub(super) all: bool,
-}
-
-#[derive(Subcommand, Clone, Debug)]
-pub(crate) enum KeysCommand {
-    /// List issued keys
-    List(KeysFilter),
-    /// Show a key, without its text
-    Show {
-        /// Id of the key
-        id: String,
-    },
-    /// Issue a key and show its text, only once
-    Create(Box<Wish>),
-    /// Change a key; what is not named stays as it is
-    Set(Box<SetKey>),
-    /// Rotate a key: show a new text, only once
-    Rotate {
-        /// Id of the key
-        id: String,
-        /// Time for which the old text stays valid beside the new one, as 30m, 12h, 7d
-        #[arg(long, default_value = "1h", value_name = "TIME")]
-        grace: String,
-    },
-    /// Revoke a key, and all keys made from it
-    Revoke {
-        /// Id of the key
-        id: String,
-    },
-}
-
-/// Changes of a key. A list is set whole, and an empty one ('') is none.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct SetKey {
-    /// Id of the key
-    pub(super) id: String,
-    /// Display name of the key
-    #[arg(long)]
-    pub(super) name: Option<String>,
-    /// Team of the key; '': none
-    #[arg(long)]
-    pub(super) team: Option<String>,
-    /// Person or service that uses the key; '': none
-    #[arg(long)]
-    pub(super) user: Option<String>,
-    /// Models that the key may use; a trailing * matches any ending; '': all
-    #[arg(long, value_delimiter = ',', value_name = "MODEL")]
-    pub(super) models: Option<Vec<String>>,
-    /// Routes that the key may use, as /v1/chat/completions; '': all
-    #[arg(long, value_delimiter = ',', value_name = "ROUTE")]
-    pub(super) routes: Option<Vec<String>>,
-    /// APIs that the key may use: openai, anthropic, gemini, ollama; '': all
-    #[arg(long, value_delimiter = ',', value_name = "DIALECT")]
-    pub(super) dialects: Option<Vec<String>>,
-    /// Addresses and networks that may use the key, as 10.0.0.0/8; '': all
-    #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
-    pub(super) addresses: Option<Vec<String>>,
-    /// Ids of `[[limits]]` that the key counts against; '': none
-    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
-    pub(super) limits: Option<Vec<String>>,
-    /// For the books; '': none
-    #[arg(long, value_delimiter = ',', value_name = "TAG")]
-    pub(super) tags: Option<Vec<String>>,
-    /// Expiry: a date, date and time, or a time from now as 12h, 90d; never: none
-    #[arg(long, value_name = "WHEN")]
-    pub(super) expires: Option<String>,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -15,9 +15,10 @@ use super::columns::*;
 use super::dry_run::dry_run;
 use super::entries::{entry, shown_entry};
 use super::explain::explain;
+use super::keys::keys;
 use super::stored::{batches, files};
 use super::table::{fields, table};
-use crate::keys::{duration, moment, time_or_date};
+use crate::keys::time_or_date;
 
 /// Largest config that is read, in bytes.
 pub(super) const CONFIG_BYTES_MAX: u64 = 4 << 20;
@@ -228,90 +229,8 @@ async fn pools(client: &Client, asked: &Pools, show: Show) -> anyhow::Result<()>
     Ok(())
 }
 
-async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {
-    let one = |id: &str| format!("/admin/v1/keys/{}", encoded(id));
-    let listed = KeysCommand::List(asked.filter.clone());
-    match asked.command.as_ref().unwrap_or(&listed) {
-        KeysCommand::List(KeysFilter { team, user, all: revoked }) => {
-            let revoked = (!revoked).then(|| "false".to_owned());
-            let filter = [("team", team.clone()), ("user", user.clone()), ("revoked", revoked)];
-            show.rows(&all(client, "/admin/v1/keys", &filter).await?, KEYS, "no keys");
-        }
-        KeysCommand::Show { id } => show.one(&client.get(&one(id)).await?),
-        KeysCommand::Create(new) => {
-            let expires = new.expires.as_deref().map(moment).transpose()?;
-            let body = json!({
-                "name": new.name, "team": new.team, "user": new.user, "parent": new.parent, "allowed": new.allowed.json(),
-                "expires": expires, "limits": new.under.limits, "tags": new.under.tags,
-            });
-            issued(show, &client.change(Method::POST, "/admin/v1/keys", Some(&present(body)), None).await?);
-        }
-        KeysCommand::Set(set) => {
-            let key = client.get(&one(&set.id)).await?;
-            show.one(&client.change(Method::PATCH, &one(&set.id), Some(&change_of(set, &key)?), None).await?);
-        }
-        KeysCommand::Rotate { id, grace } => {
-            let body = json!({ "grace_seconds": duration(grace)?.as_secs() });
-            issued(show, &client.change(Method::POST, &format!("{}/rotate", one(id)), Some(&body), None).await?);
-        }
-        KeysCommand::Revoke { id } => {
-            let key = client.change(Method::POST, &format!("{}/revoke", one(id)), None, None).await?;
-            if show.json { show.one(&key) } else { println!("{id} is revoked") }
-        }
-    }
-    Ok(())
-}
-
-/// Patch of a key as it was read, for that version of the key alone.
-fn change_of(set: &SetKey, key: &Value) -> anyhow::Result<Value> {
-    let list = |given: &Option<Vec<String>>| -> Option<Value> {
-        given.as_ref().map(|all| all.iter().filter(|one| !one.is_empty()).cloned().collect::<Vec<_>>().into())
-    };
-    let or_none = |given: &Option<String>| -> Option<Value> {
-        given.as_ref().map(|text| if text.is_empty() { Value::Null } else { text.clone().into() })
-    };
-    let mut body = Map::new();
-    let mut allowed = key["allowed"].clone();
-    let scopes =
-        [("models", &set.models), ("routes", &set.routes), ("dialects", &set.dialects), ("addresses", &set.addresses)];
-    for (name, given) in scopes {
-        if let Some(given) = list(given) {
-            allowed[name] = given;
-            body.insert("allowed".into(), allowed.clone());
-        }
-    }
-    let expires = match set.expires.as_deref() {
-        Some("never") => Some(Value::Null),
-        given => given.map(moment).transpose()?.map(Value::from),
-    };
-    let fields = [
-        ("name", set.name.clone().map(Value::from)),
-        ("team", or_none(&set.team)),
-        ("user", or_none(&set.user)),
-        ("limits", list(&set.limits)),
-        ("tags", list(&set.tags)),
-        ("expires", expires),
-    ];
-    body.extend(fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
-    if body.is_empty() {
-        bail!("nothing would change: name what is to change, as --limits, --models or --expires");
-    }
-    body.insert("expected_version".into(), key["version"].clone());
-    Ok(body.into())
-}
-
-/// Prints a new key: the one moment at which its text is seen.
-fn issued(show: Show, made: &Value) {
-    if show.json {
-        return show.one(made);
-    }
-    println!("{}", made["secret"].as_str().unwrap_or_default());
-    let name = |field: &str| made["key"][field].as_str().unwrap_or_default().to_owned();
-    eprintln!("This is the key {} ({}); it is not shown again.", name("id"), name("name"));
-}
-
 /// Fields of a body that have a value.
-fn present(body: Value) -> Value {
+pub(super) fn present(body: Value) -> Value {
     let Value::Object(fields) = body else { return body };
     fields.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>().into()
 }
@@ -498,41 +417,4 @@ async fn audit(client: &Client, asked: &Audit, show: Show) -> anyhow::Result<()>
     let page = client.get(&format!("/admin/v1/audit{}", query(&filter))).await?;
     show.rows(page["data"].as_array().map_or(&[], Vec::as_slice), EVENTS, "nothing");
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser, Debug)]
-    struct Line {
-        #[command(flatten)]
-        set: SetKey,
-    }
-
-    /// Patch that these words make of a key.
-    fn change(words: &[&str]) -> anyhow::Result<Value> {
-        let key = json!({ "version": 7, "allowed": { "models": ["a"], "routes": ["/v1/x"], "dialects": [], "addresses": [] } });
-        change_of(&Line::try_parse_from([&["set", "key_1"][..], words].concat()).expect("a command").set, &key)
-    }
-
-    #[test]
-    fn a_change_of_a_key_has_what_is_named() {
-        let check = |words: &[&str], expected: Value| {
-            let mut expected = expected;
-            expected["expected_version"] = 7.into();
-            assert_eq!(change(words).expect("a change"), expected, "{words:?}");
-        };
-        check(&["--limits", "x,y"], json!({ "limits": ["x", "y"] }));
-        check(&["--limits", "", "--team", ""], json!({ "limits": [], "team": null }));
-        check(&["--expires", "never"], json!({ "expires": null }));
-        check(&["--expires", "1970-01-02"], json!({ "expires": 86_400 }));
-        let allowed = json!({ "models": ["b", "c-*"], "routes": ["/v1/x"], "dialects": [], "addresses": [] });
-        check(&["--models", "b,c-*"], json!({ "allowed": allowed }));
-        let none = json!({ "models": [], "routes": [], "dialects": [], "addresses": [] });
-        check(&["--models", "", "--routes", ""], json!({ "allowed": none }));
-        assert!(change(&[]).is_err() && change(&["--expires", "soon"]).is_err());
-    }
 }
