@@ -8,21 +8,24 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use http::HeaderMap;
+use penstock_auth::Principal;
+use penstock_base::error::Failure;
 use penstock_proto::ErrorKind;
-use penstock_types::{ChatEvent, FaultClass, ProviderFault, Surface};
+use penstock_types::{ChatEvent, FaultClass, ProviderFault, ServiceTier, Surface};
 use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 use super::*;
 use penstock_govern::prices::{Price, Prices, Tiers};
-use penstock_govern::{By, For, NAMES, NANO, Span};
+use penstock_govern::{By, For, NAMES, NANO, OnStoreFailure, Reserve, Span, Unmetered};
 use penstock_http::{Body, BodyBudget};
 use penstock_kv_feed::Feed;
-use penstock_relay::models::{Models, Sources};
+use penstock_relay::models::{Entry, Models, Sources};
 use penstock_relay::{Billing, ModelConfig, Policy, RelayConfig, Sticky, TargetConfig};
 use penstock_store::MemoryCounters;
 use penstock_types::ask::Ask;
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
+use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Events, Facts, Measured, Origin, Prepared, Sent, Upstream, not_forwarded};
 
 /// Tokens of every prompt, and of the context.
