@@ -89,8 +89,21 @@ impl Looks {
         Self { pauses_ms: if is_awaited { LOOK_AGAIN_MS.iter() } else { [].iter() } }
     }
 
-    /// Waits for the time of the next look. `false`: the object is absent.
-    pub(crate) async fn again(&mut self) -> bool {
+    /// Result of the first look that finds the object or fails; the first of all is at once. `None`: the object is absent.
+    pub(crate) async fn find<T, E, F>(mut self, look: impl Fn() -> F) -> Result<Option<T>, E>
+    where
+        F: Future<Output = Result<Option<T>, E>>,
+    {
+        loop {
+            match look().await? {
+                None if self.again().await => {}
+                found => return Ok(found),
+            }
+        }
+    }
+
+    /// Waits for the time of the next look. `false`: there is none.
+    async fn again(&mut self) -> bool {
         match self.pauses_ms.next() {
             Some(pause) => {
                 sleep(Duration::from_millis(*pause)).await;
@@ -117,16 +130,31 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use tokio::time::Instant;
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn what_another_process_may_be_saving_is_looked_for_again() {
-        for (is_awaited, waited_ms) in [(true, 775), (false, 0)] {
-            let (mut looks, began) = (Looks::new(is_awaited), Instant::now());
-            while looks.again().await {}
-            assert_eq!(began.elapsed(), Duration::from_millis(waited_ms));
+        for (is_awaited, looks_max, waited_ms) in [(true, 6, 775), (false, 1, 0)] {
+            for found_at in 1..=looks_max {
+                let looks = Cell::new(0);
+                let look = || async {
+                    looks.set(looks.get() + 1);
+                    Ok::<_, ()>((looks.get() == found_at).then_some(found_at))
+                };
+                assert_eq!(Looks::new(is_awaited).find(look).await, Ok(Some(found_at)));
+                assert_eq!(looks.get(), found_at);
+            }
+            let (looks, began) = (Cell::new(0), Instant::now());
+            let look = || async {
+                looks.set(looks.get() + 1);
+                Ok::<Option<()>, ()>(None)
+            };
+            assert_eq!(Looks::new(is_awaited).find(look).await, Ok(None));
+            assert_eq!((looks.get(), began.elapsed()), (looks_max, Duration::from_millis(waited_ms)));
         }
     }
 }

@@ -65,14 +65,9 @@ pub(super) async fn prepare(
 async fn held(visit: &Visit<'_>, id: &str) -> Result<(ObjectRecord, Hold), Failure> {
     let known = ObjectId::parse(ObjectKind::Completion, id).ok_or_else(|| absent("ChatCompletion", id))?;
     visit.keeper.saving.settled(id).await;
-    let mut looks = Looks::new(visit.keeper.store.is_shared());
-    let record = loop {
-        match visit.keeper.store.object(&visit.tenant, &known).await.map_err(failed)? {
-            Some(record) => break record,
-            None if looks.again().await => {}
-            None => return Err(absent("ChatCompletion", id)),
-        }
-    };
+    let store = &visit.keeper.store;
+    let found = Looks::new(store.is_shared()).find(|| store.object(&visit.tenant, &known)).await.map_err(failed)?;
+    let record = found.ok_or_else(|| absent("ChatCompletion", id))?;
     let hold = visit.charged(SHOWN_TIMES * record.bytes() as usize)?;
     Ok((record, hold))
 }
@@ -134,12 +129,11 @@ pub(super) async fn update(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
 pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let known = ObjectId::parse(ObjectKind::Completion, id).ok_or_else(|| absent("ChatCompletion", id))?;
     visit.keeper.saving.settled(id).await;
-    let mut looks = Looks::new(visit.keeper.store.is_shared());
-    while !visit.keeper.store.delete_object(&visit.tenant, &known).await.map_err(failed)? {
-        if !looks.again().await {
-            return Err(absent("ChatCompletion", id).into());
-        }
-    }
+    let store = &visit.keeper.store;
+    let delete =
+        || async { store.delete_object(&visit.tenant, &known).await.map(|is_deleted| is_deleted.then_some(())) };
+    let deleted = Looks::new(store.is_shared()).find(delete).await.map_err(failed)?;
+    deleted.ok_or_else(|| absent("ChatCompletion", id))?;
     answer(visit.exchange, &json::DeletedObject { id, object: "chat.completion.deleted", deleted: true }).await
 }
 

@@ -276,14 +276,8 @@ pub(super) async fn before(
     let Some(id) = &needs.previous_response_id else { return Ok(Vec::new()) };
     let id = &ResponseId::parse(id).ok_or_else(|| no_previous(id))?;
     keeper.saving.settled(id.as_str()).await;
-    let mut looks = looks(keeper, id);
-    let found = loop {
-        match keeper.store.conversation(tenant, id, TURNS_MAX, bytes_max as u64).await {
-            Ok(None) if looks.again().await => {}
-            found => break found,
-        }
-    };
-    match found {
+    let look = || keeper.store.conversation(tenant, id, TURNS_MAX, bytes_max as u64);
+    match looks(keeper, id).find(look).await {
         Ok(Some(turns)) => Ok(turns),
         Ok(None) => Err(no_previous(id.as_str())),
         Err(error @ StoreError::TooLong { .. }) => {
@@ -297,14 +291,9 @@ pub(super) async fn before(
 /// A response, and the memory charge that is held until it has been sent.
 async fn held(visit: &Visit<'_>, id: &str) -> Result<(ResponseRecord, Hold), Failure> {
     let known = settled(visit, id).await?;
-    let mut looks = looks(visit.keeper, &known);
-    let record = loop {
-        match visit.keeper.store.response(&visit.tenant, &known).await.map_err(failed)? {
-            Some(record) => break record,
-            None if looks.again().await => {}
-            None => return Err(absent("Response", id)),
-        }
-    };
+    let look = || visit.keeper.store.response(&visit.tenant, &known);
+    let found = looks(visit.keeper, &known).find(look).await.map_err(failed)?;
+    let record = found.ok_or_else(|| absent("Response", id))?;
     let hold = visit.charged(SHOWN_TIMES * record.bytes() as usize)?;
     Ok((record, hold))
 }
@@ -342,14 +331,9 @@ pub(super) async fn show(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
 /// Sends the events of a response from number `next` on, as they come.
 async fn follow(visit: &mut Visit<'_>, id: &str, next: u64) -> Result<(), End> {
     let known = settled(visit, id).await?;
-    let mut looks = looks(visit.keeper, &known);
-    let state = loop {
-        match visit.keeper.store.response_state(&visit.tenant, &known).await.map_err(failed)? {
-            Some(state) => break state,
-            None if looks.again().await => {}
-            None => return Err(absent("Response", id).into()),
-        }
-    };
+    let look = || visit.keeper.store.response_state(&visit.tenant, &known);
+    let found = looks(visit.keeper, &known).find(look).await.map_err(failed)?;
+    let state = found.ok_or_else(|| absent("Response", id))?;
     let log = visit.keeper.logs.find(&known);
     let is_streamed = match state.status {
         ResponseStatus::Ended => state.event_bytes > 0,
@@ -385,12 +369,10 @@ async fn unfinished(visit: &Visit<'_>, id: &str) -> Result<Option<Unfinished>, F
 
 pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let known = settled(visit, id).await?;
-    let mut looks = looks(visit.keeper, &known);
-    while !visit.keeper.store.delete_response(&visit.tenant, &known).await.map_err(failed)? {
-        if !looks.again().await {
-            return Err(absent("Response", id).into());
-        }
-    }
+    let (store, tenant) = (&visit.keeper.store, &visit.tenant);
+    let delete = || async { store.delete_response(tenant, &known).await.map(|is_deleted| is_deleted.then_some(())) };
+    let deleted = looks(visit.keeper, &known).find(delete).await.map_err(failed)?;
+    deleted.ok_or_else(|| absent("Response", id))?;
     // The response may be running: the runner is to cancel it.
     visit.keeper.wake_responses.notify_one();
     visit.keeper.logs.find(&known).iter().for_each(|log| log.close());
