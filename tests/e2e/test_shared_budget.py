@@ -45,13 +45,13 @@ def swarm():
 
 
 @contextlib.contextmanager
-def pair(folder, servers, swarm: Swarm, where: str, limit: str = LIMIT, pace: str = ""):
-    """Two gateways with one config, on a database of their own. `pace`: keys of the provider "openai"."""
+def pair(folder, servers, swarm: Swarm, where: str, limit: str = LIMIT, pace: str = "", more: str = ""):
+    """Two gateways with one config, on a database of their own. `pace`: keys of the provider "openai"; `more`: further tables."""
     postgres, redis = servers
     name = f"t{folder.name.replace('-', '_').lower()}"
     sql(postgres, f'CREATE DATABASE "{name}"', "postgres")
     counters = WHERE[where] + (f'\nprefix = "{name}:"' if where == "redis" else "")
-    text = config(swarm, limit, STORES.format(counters=counters) + PLACES)
+    text = config(swarm, limit, STORES.format(counters=counters) + PLACES + more)
     text = text.replace('id = "other"\n', 'id = "other"\nteam = "crowd"\n')
     text = text.replace('id = "openai"\n', f'id = "openai"\n{pace}')
     env = {"KEY_LIMITED": KEY, "KEY_OTHER": OTHER, "KEY_OPS": OPS, "KEY_UP": "sk-up"}
@@ -270,6 +270,35 @@ def test_what_two_gateways_spend_is_in_the_ledger_once(tmp_path, servers, swarm)
         after = ledger(postgres, one)
         assert after["1"] == before["1"] and "0" not in after
         assert swarm.usd <= after["1"][1] + after["2"][1] <= swarm.usd + 5 * 0.004
+
+
+def test_a_gateway_that_ends_leaves_nothing_leased_and_nothing_open(tmp_path, servers, swarm):
+    """It is stopped while streams run, which its grace time ends, and a moment after others have ended."""
+    postgres, _ = servers
+    limit = "usd_per_month = 100.0\nmax_tokens_default = 40\nmax_tokens_max = 40"
+    with pair(tmp_path, servers, swarm, "postgres", limit, more="\n[server]\ngrace_ms = 500\n") as (one, _):
+
+        def sums() -> list[list[str]]:
+            return sql(postgres, "SELECT spent, leases FROM penstock.counters WHERE name LIKE 'it/%'", one.database)
+
+        async def stop():
+            path, quick = body_of("chat:chat", "hi", False)
+            _, slow = body_of("chat:chat", "<slow> <tokens=40>", True)
+            swarm.shut()
+            streams = [asyncio.create_task(ask(one.port, path, slow, KEY)) for _ in range(3)]
+            await until(lambda: swarm.seen.now == 3, "three streams run")
+            assert (await ask(one.port, path, quick, KEY)).status == 200
+            assert any(leases != "{}" for _, leases in sums()), "a portion is leased"
+            assert await asyncio.to_thread(one.stop) == 0
+            await asyncio.gather(*streams)
+            swarm.open()
+
+        asyncio.run(stop())
+        entries = ledger(postgres, one)
+        assert set(entries) == {"1"} and entries["1"][0] == 4, entries
+        ((spent, leases),) = sums()
+        assert leases == "{}", "others would lack it until the month ends"
+        assert int(spent) / 1e9 == pytest.approx(entries["1"][1], abs=1e-6 * 4)
 
 
 def test_places_of_a_dead_gateway_come_back(tmp_path, servers, swarm):
