@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 use penstock_auth::Principal;
 use penstock_base::clock;
-use penstock_base::error::Failure;
+use penstock_base::error::{Failure, LimitRefusal};
 use penstock_govern::{Claim, Denied, Limit, Measure, Now, OnStoreFailure, Reserve, Standing, Unit, Unmetered};
 use penstock_http::exchange::new_request_id;
 use penstock_proto::ErrorKind;
@@ -221,9 +221,13 @@ fn check_store(governor: &Governor, limits: &[&Arc<Limit>]) -> Result<(), Failur
     Err(uncounted(&limit.id))
 }
 
+/// Error for a request under a closed limit that the store does not count. The limit refuses it, so that work in the
+/// background waits as for its own limit.
 fn uncounted(limit: &str) -> Failure {
     let message = format!("The limit {limit:?} cannot be counted at the moment. Try again shortly.");
-    Failure::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5)).log("the store is failing")
+    let failure = Failure::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5));
+    let refusal = LimitRefusal { rule: format!("{limit}: not counted"), retry: true, fields: Vec::new() };
+    Failure { refusal: Some(Box::new(refusal)), ..failure.log("the store is failing") }
 }
 
 /// Id of the request's ledger entry. An id chosen by the client is made unique by ours in front of it: a ledger counts

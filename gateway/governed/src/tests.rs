@@ -437,6 +437,18 @@ async fn counters_that_gateways_share_show_what_all_of_them_have_used() {
     }
 }
 
+/// Work in the background tells by it that it waits for its own limit, and does not give up after some attempts.
+#[tokio::test]
+async fn a_limit_that_cannot_be_counted_is_what_refuses() {
+    let bed = Bed::new(Way::Provider, Act::Answer, &Limit { on_store_failure: OnStoreFailure::Closed, ..limit() });
+    // It has not begun: the store has not answered yet.
+    let away = Shared::new(Arc::new(MemoryCounters::default()), "a".into(), None);
+    let _ = bed.governor.shared.set(Arc::new(away));
+    let Err(failure) = bed.ask(&body("")).await else { panic!("nobody counts it") };
+    assert_eq!((failure.status(), failure.should_retry(), failure.retry_after_seconds()), (503, true, Some(5)));
+    assert_eq!(failure.refusal.map(|refusal| refusal.rule), Some("it: not counted".to_owned()));
+}
+
 /// Number of a metric's samples with `unit`, as `/metrics` shows them.
 fn metric(bed: &Bed, name: &str, label: &str) -> f64 {
     let text = bed.governor.metrics.render(&[]);
