@@ -10,6 +10,8 @@ use std::fmt::Write as _;
 
 /// Longest text, in bytes.
 const TEXT_BYTES_MAX: usize = 64 << 10;
+/// Longest name with dots, in bytes: at each name behind a dot a longer one may begin.
+const DOTTED_BYTES_MAX: usize = 256;
 /// Deepest nesting of groups.
 const DEPTH_MAX: usize = 64;
 /// Largest bound of a repetition.
@@ -34,6 +36,7 @@ pub fn to_lark(text: &str) -> Result<String, GbnfError> {
 }
 
 /// Rewrites a grammar in GBNF as rules of Lark whose names begin with `prefix`; also returns the name of the first one.
+/// Cost: linear in the text.
 ///
 /// # Errors
 /// [`GbnfError`] for the first fault of the text.
@@ -46,7 +49,11 @@ pub fn to_rules(text: &str, prefix: &str) -> Result<(String, String), GbnfError>
     let heads = text.match_indices("::=").map(|(at, _)| text[..at].trim_end_matches([' ', '\t']));
     let names = heads.map(|head| &head[head.trim_end_matches(is_part).len()..]);
     reader.dotted = names.filter(|name| name.contains('.')).collect();
-    let (mut rules, mut defined) = (String::new(), Vec::new());
+    if let Some(name) = reader.dotted.iter().find(|name| name.len() > DOTTED_BYTES_MAX) {
+        let what = format!("a name with dots has {} bytes, limit {DOTTED_BYTES_MAX}: {name:.40}…", name.len());
+        return Err(reader.fault(what));
+    }
+    let (mut rules, mut defined) = (String::new(), HashSet::new());
     loop {
         reader.blanks(true);
         if reader.rest.is_empty() {
@@ -55,10 +62,9 @@ pub fn to_rules(text: &str, prefix: &str) -> Result<(String, String), GbnfError>
         let name = reader.name()?;
         reader.blanks(false);
         reader.expect("::=")?;
-        if defined.contains(&name) {
+        if !defined.insert(name) {
             return Err(reader.fault(format!("the rule is defined twice: {}", reader.written(name))));
         }
-        defined.push(name);
         reader.blanks_in_rule();
         let body = reader.alternatives(0)?;
         // Writing to a string does not fail.
@@ -156,9 +162,12 @@ impl<'a> Reader<'a> {
 
     /// Length of the name that begins here; 0 if none does.
     fn name_bytes(&self) -> usize {
-        let end = |is_part: fn(char) -> bool| self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len());
-        let dotted = end(|c| is_name(c) || c == '.');
-        if self.dotted.contains(&self.rest[..dotted]) { dotted } else { end(is_name) }
+        let within = &self.rest[..self.rest.floor_char_boundary(DOTTED_BYTES_MAX + 1)];
+        let dotted = within.find(|c| !is_name(c) && c != '.').unwrap_or(within.len());
+        match self.dotted.contains(&within[..dotted]) {
+            true => dotted,
+            false => self.rest.find(|c| !is_name(c)).unwrap_or(self.rest.len()),
+        }
     }
 
     fn name(&mut self) -> Result<usize, GbnfError> {
@@ -399,6 +408,16 @@ mod tests {
             "",
         ];
         assert_eq!(lark, want.join("\n"));
+    }
+
+    #[test]
+    fn names_with_dots_are_bounded() {
+        let name = |bytes: usize| format!("a.{}", "b".repeat(bytes - 2));
+        let defined = |bytes: usize| to_lark(&format!("root ::= {0} {0}\n{0} ::= \"x\"", name(bytes)));
+        assert_eq!(defined(DOTTED_BYTES_MAX - 1).expect("valid").lines().nth(1), Some("g0: g1 g1"));
+        assert_eq!(defined(DOTTED_BYTES_MAX).expect("valid").lines().nth(1), Some("g0: g1 g1"));
+        let error = defined(DOTTED_BYTES_MAX + 1).expect_err("too long");
+        assert!(error.what.contains("257 bytes, limit 256"), "{error}");
     }
 
     #[test]

@@ -10,16 +10,19 @@ use std::collections::{HashMap, HashSet};
 /// key itself.
 const COPIES: &str = "x-penstock-copies";
 
+/// Longest reference that is followed, in bytes: each of many references may lead to a long one.
+pub(crate) const POINTER_BYTES_MAX: usize = 4 << 10;
+
 /// Target of a reference inside `root`, and the parts of its path, an index in its shortest spelling; `None` if it is not
-/// there.
+/// there, or longer than [`POINTER_BYTES_MAX`].
 pub(crate) fn resolve<'a>(root: &'a Value, target: &str) -> Option<(&'a Value, Vec<String>)> {
-    let pointer = target.strip_prefix("#/")?;
+    let pointer = target.strip_prefix("#/").filter(|_| target.len() <= POINTER_BYTES_MAX)?;
     // Some generators do not escape the names that they refer to.
     let spellings = [decoded(pointer), Some(parts(pointer).map(str::to_owned).collect())];
     spellings.into_iter().flatten().find_map(|path| follow(root, path))
 }
 
-/// Target of a reference inside `root`; `None` if it is not there, or in another document.
+/// Target of a reference inside `root`; `None` if it is not there, in another document, or named by more than 4 KiB.
 pub fn referenced<'a>(root: &'a Value, target: &str) -> Option<&'a Value> {
     if target == "#" { Some(root) } else { resolve(root, target).map(|(found, _)| found) }
 }
@@ -186,5 +189,9 @@ mod tests {
         ] {
             assert_eq!(at(target), value, "{target}");
         }
+        let long = |length: usize| format!("#/{}", "a".repeat(length));
+        let root = json!({"a".repeat(POINTER_BYTES_MAX - 2): 1, "a".repeat(POINTER_BYTES_MAX - 1): 2});
+        let at = |target: &str| referenced(&root, target).and_then(Value::as_u64);
+        assert_eq!([2, 1].map(|less| at(&long(POINTER_BYTES_MAX - less))), [Some(1), None]);
     }
 }

@@ -5,7 +5,7 @@ use crate::apart::are_apart;
 use crate::error::{GrammarError, too_large};
 use crate::kind::Kind;
 use crate::narrow;
-use crate::pointer::{Plain, has_escapes, resolve, resolve_mut};
+use crate::pointer::{POINTER_BYTES_MAX, Plain, has_escapes, resolve, resolve_mut};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 
@@ -30,8 +30,17 @@ const COUNT_MAX: u64 = 10_000_000;
 /// Most schemas that references reach outside of the keywords that hold schemas.
 const ELSEWHERE_MAX: usize = 64;
 
-/// Most values in copies of schemas whose names have slashes: they may lie within each other.
+/// Most values in copies of schemas whose names have slashes, in all schemas of a grammar: they may lie within each other.
 const COPIED_MAX: u64 = 100_000;
+
+/// Most `pattern`s and `patternProperties` of all schemas of a grammar, and most bytes of them.
+const ALL_PATTERNS_MAX: usize = 16 * PATTERNS_MAX;
+const ALL_PATTERN_BYTES_MAX: usize = 16 * PATTERN_BYTES_MAX;
+/// Most schemas of a grammar after alternatives have been multiplied out.
+const ALL_EXPANDED_MAX: u64 = 5 * EXPANDED_MAX;
+
+/// Most bytes of a place that is named beside a keyword: many may stand under one long name.
+const PLACE_BYTES_MAX: usize = 256;
 
 /// Key under which the library takes its own options.
 const OPTIONS: &str = "x-guidance";
@@ -107,7 +116,8 @@ pub(crate) const COUNTS: [&str; 6] =
 pub struct Unenforced {
     /// Keyword, with its value where only the value is not supported: `uniqueItems`, `format: idn-email`.
     pub keyword: String,
-    /// Place of the schema that has the keyword, as a JSON pointer; empty for the outermost schema.
+    /// Place of the schema that has the keyword, as a JSON pointer; empty for the outermost schema. The middle of a long
+    /// one is left out (`…`).
     pub pointer: String,
 }
 
@@ -126,10 +136,24 @@ pub(crate) fn any_object() -> Value {
 /// Parses a schema and brings it into the library's form; also returns the keywords that are not enforced.
 pub(crate) fn prepare(kind: Kind, text: &str) -> Result<(Value, Vec<Unenforced>), GrammarError> {
     let schema = serde_json::from_str(text).map_err(|error| GrammarError::malformed(kind, error))?;
-    prepare_value(kind, schema)
+    prepare_value(kind, schema, &mut Spent::default())
 }
 
-pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec<Unenforced>), GrammarError> {
+/// What the schemas of one grammar take together: one grammar may have thousands.
+#[derive(Default)]
+pub(crate) struct Spent {
+    patterns: usize,
+    pattern_bytes: usize,
+    expanded: u64,
+    copied: u64,
+}
+
+/// Prepares one of the schemas of a grammar; `spent`: what those before it took.
+pub(crate) fn prepare_value(
+    kind: Kind,
+    mut schema: Value,
+    spent: &mut Spent,
+) -> Result<(Value, Vec<Unenforced>), GrammarError> {
     narrow::counts(&mut schema);
     let mut audit = Audit {
         kind,
@@ -151,9 +175,16 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
     let elsewhere = audit.look_elsewhere()?;
     too_large(kind, "patterns", audit.patterns, PATTERNS_MAX)?;
     too_large(kind, "bytes of patterns", audit.pattern_bytes, PATTERN_BYTES_MAX)?;
+    spent.patterns += audit.patterns;
+    spent.pattern_bytes += audit.pattern_bytes;
+    too_large(kind, "patterns", spent.patterns, ALL_PATTERNS_MAX)?;
+    too_large(kind, "bytes of patterns", spent.pattern_bytes, ALL_PATTERN_BYTES_MAX)?;
     let size = audit.weigh(&schema, 0).size;
-    if size > EXPANDED_MAX {
-        return Err(GrammarError::TooLarge { kind, what: "expanded alternatives", size, limit: EXPANDED_MAX });
+    spent.expanded = spent.expanded.saturating_add(size);
+    for (size, limit) in [(size, EXPANDED_MAX), (spent.expanded, ALL_EXPANDED_MAX)] {
+        if size > limit {
+            return Err(GrammarError::TooLarge { kind, what: "expanded alternatives", size, limit });
+        }
     }
     audit.counts_of_merged();
     let (unenforced, is_open, escapes) = (audit.unenforced, audit.is_open, audit.escapes);
@@ -161,7 +192,7 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
     for pointer in &elsewhere {
         resolve_mut(&mut schema, pointer).into_iter().for_each(narrow::values);
     }
-    let schema = if escapes { plain_references(kind, &schema, &elsewhere)? } else { schema };
+    let schema = if escapes { plain_references(kind, &schema, &elsewhere, spent)? } else { schema };
     let schema = match schema {
         Value::Object(map) => with_options(map, is_open),
         // A boolean cannot carry the options.
@@ -174,7 +205,12 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
 
 /// Writes references without escapes, as the library takes them. `elsewhere`: places of schemas outside of the keywords
 /// that hold schemas.
-fn plain_references(kind: Kind, schema: &Value, elsewhere: &[String]) -> Result<Value, GrammarError> {
+fn plain_references(
+    kind: Kind,
+    schema: &Value,
+    elsewhere: &[String],
+    spent: &mut Spent,
+) -> Result<Value, GrammarError> {
     let (mut plain, mut written) = (Plain::new(schema), schema.clone());
     narrow::each(&mut written, &mut |map| plain.write(schema, map));
     for pointer in elsewhere {
@@ -182,7 +218,8 @@ fn plain_references(kind: Kind, schema: &Value, elsewhere: &[String]) -> Result<
             .into_iter()
             .for_each(|found| narrow::each(found, &mut |map| plain.write(schema, map)));
     }
-    let size = plain.originals(&written).map(|(_, schema)| count(schema)).fold(0, u64::saturating_add);
+    let size = plain.originals(&written).map(|(_, schema)| count(schema)).fold(spent.copied, u64::saturating_add);
+    spent.copied = size;
     if size > COPIED_MAX {
         let what = "values under names with slashes that references reach";
         return Err(GrammarError::TooLarge { kind, what, size, limit: COPIED_MAX });
@@ -312,6 +349,7 @@ impl<'a> Audit<'a> {
         let Some(target) = reference.as_str() else {
             return Err(GrammarError::malformed(self.kind, format!("`$ref` at {pointer}/ is no string")));
         };
+        too_large(self.kind, "bytes in one `$ref`", target.len(), POINTER_BYTES_MAX)?;
         let feature = || format!("`$ref` to {target:.100?} at {pointer}/");
         if !target.starts_with('#') {
             let why = "references to other documents are not fetched";
@@ -399,7 +437,7 @@ impl<'a> Audit<'a> {
         if is_short || optional(map) > 0 {
             self.note("minProperties, maxProperties".to_owned(), pointer);
         } else {
-            self.counted.push(pointer.to_owned());
+            self.counted.push(place(pointer));
         }
     }
 
@@ -412,7 +450,7 @@ impl<'a> Audit<'a> {
     }
 
     fn note(&mut self, keyword: String, pointer: &str) {
-        self.unenforced.push(Unenforced { keyword, pointer: pointer.to_owned() });
+        self.unenforced.push(Unenforced { keyword, pointer: place(pointer) });
     }
 
     fn pattern(&mut self, pattern: &str) {
@@ -509,6 +547,15 @@ impl<'a> Audit<'a> {
             }
         }
     }
+}
+
+/// A place as it is named to a client.
+fn place(pointer: &str) -> String {
+    if pointer.len() <= PLACE_BYTES_MAX {
+        return pointer.to_owned();
+    }
+    let (head, tail) = (PLACE_BYTES_MAX / 2, pointer.len() - PLACE_BYTES_MAX / 2);
+    format!("{}…{}", &pointer[..pointer.floor_char_boundary(head)], &pointer[pointer.ceil_char_boundary(tail)..])
 }
 
 /// Number of values in a value, itself included.

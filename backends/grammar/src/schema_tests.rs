@@ -2,8 +2,12 @@
 
 use super::*;
 
+fn prepared(schema: Value) -> Result<(Value, Vec<Unenforced>), GrammarError> {
+    prepare_value(Kind::JsonSchema, schema, &mut Spent::default())
+}
+
 fn reported(schema: Value) -> Vec<String> {
-    let (_, unenforced) = prepare_value(Kind::JsonSchema, schema).expect("it is taken");
+    let (_, unenforced) = prepared(schema).expect("it is taken");
     unenforced.iter().map(Unenforced::to_string).collect()
 }
 
@@ -102,7 +106,7 @@ fn whole_numbers_that_would_be_written_as_others_are_named() {
     for (keyword, value) in
         [("const", json!(9_007_199_254_740_993_u64)), ("enum", json!([1, {"a": [-9_007_199_254_740_993_i64]}]))]
     {
-        let refused = prepare_value(Kind::JsonSchema, json!({"items": {keyword: value}})).expect_err(keyword);
+        let refused = prepared(json!({"items": {keyword: value}})).expect_err(keyword);
         assert!(
             matches!(&refused, GrammarError::Unsupported { feature, .. } if feature.contains("740993 at /items")),
             "{refused}"
@@ -148,20 +152,20 @@ fn schemas_that_only_references_reach_are_looked_at() {
         "default": {"not": 1},
     });
     assert_eq!(reported(schema.clone()), ["`uniqueItems` at /components/list", "`not` at /components/day"]);
-    let (schema, _) = prepare_value(Kind::JsonSchema, schema).expect("taken");
+    let (schema, _) = prepared(schema).expect("taken");
     let day = &schema["components"]["day"];
     assert!(day["format"].is_null() && day["pattern"].is_string(), "{day}");
 
     let many: Map<String, Value> = (0..=ELSEWHERE_MAX).map(|n| (n.to_string(), json!({}))).collect();
     let refs: Vec<Value> = many.keys().map(|name| json!({"$ref": format!("#/x/{name}")})).collect();
-    let refused = prepare_value(Kind::JsonSchema, json!({"x": many, "prefixItems": refs}));
+    let refused = prepared(json!({"x": many, "prefixItems": refs}));
     assert!(matches!(refused, Err(GrammarError::TooLarge { limit: 64, .. })), "{refused:?}");
 }
 
 #[test]
 fn open_objects_have_no_escapes_of_letters() {
     let escapes = |schema: Value| {
-        let (schema, _) = prepare_value(Kind::JsonSchema, schema).expect("taken");
+        let (schema, _) = prepared(schema).expect("taken");
         schema[OPTIONS]["json_allowed_escapes"].as_str().expect("a text").ends_with('u')
     };
     assert!(escapes(json!({"type": "object"})));
@@ -173,7 +177,7 @@ fn open_objects_have_no_escapes_of_letters() {
 
 #[test]
 fn bounds_beyond_all_numbers_are_named() {
-    let refused = prepare_value(Kind::JsonSchema, json!({"items": {"type": "integer", "minimum": 1e30}}));
+    let refused = prepared(json!({"items": {"type": "integer", "minimum": 1e30}}));
     assert!(
         matches!(&refused, Err(GrammarError::Unsupported { feature, .. }) if feature.contains("`minimum`")),
         "{refused:?}"
@@ -182,14 +186,19 @@ fn bounds_beyond_all_numbers_are_named() {
 
 #[test]
 fn references_stay_in_the_document() {
-    let refused =
-        |target: Value| prepare_value(Kind::JsonSchema, json!({"items": {"$ref": target}})).expect_err("refused");
+    let refused = |target: Value| prepared(json!({"items": {"$ref": target}})).expect_err("refused");
     for target in ["https://example.com/a.json", "file:///etc/passwd", "a.json#/b", "#anchor"] {
         let error = refused(json!(target));
         assert!(matches!(&error, GrammarError::Unsupported { feature, .. } if feature.contains("/items")), "{error}");
     }
     assert!(matches!(refused(json!(7)), GrammarError::Malformed { .. }));
-    assert!(prepare_value(Kind::JsonSchema, json!({"items": {"$ref": "#"}})).is_ok());
+    assert!(prepared(json!({"items": {"$ref": "#"}})).is_ok());
+    let long = |length: usize| {
+        let name = "a".repeat(length - "#/$defs/".len());
+        prepared(json!({"$ref": format!("#/$defs/{name}"), "$defs": {name: {"not": {}}}}))
+    };
+    assert_eq!(long(POINTER_BYTES_MAX).expect("taken").1.len(), 1);
+    assert!(matches!(long(POINTER_BYTES_MAX + 1), Err(GrammarError::TooLarge { what: "bytes in one `$ref`", .. })));
 }
 
 #[test]
@@ -203,13 +212,47 @@ fn schemas_behind_references_with_escapes_are_looked_at_where_they_are() {
 }
 
 #[test]
+fn places_are_named_shortly() {
+    let name = format!("é{}é", "a".repeat(10_000));
+    let places = reported(json!({"properties": {name: {"prefixItems": vec![json!({"not": {}}); 3]}}}));
+    assert_eq!(places.len(), 3);
+    assert!(
+        places[0].starts_with("`not` at /properties/éaaa") && places[0].ends_with("aaé/prefixItems/0"),
+        "{places:?}"
+    );
+    assert!(places.iter().all(|place| place.len() < 300), "{places:?}");
+}
+
+#[test]
+fn the_schemas_of_a_grammar_share_its_bounds() {
+    let taken = |schema: &Value| {
+        let (mut spent, mut count) = (Spent::default(), 0);
+        while count < 1000 && prepare_value(Kind::Lark, schema.clone(), &mut spent).is_ok() {
+            count += 1;
+        }
+        count
+    };
+    let values: Vec<usize> = (0..900).collect();
+    let copied = json!({"$defs": {"/": {"const": values}}, "$ref": "#/$defs/~1"});
+    let patterns = vec![json!({"pattern": "a"}); PATTERNS_MAX];
+    let long = json!({"pattern": "a".repeat(PATTERN_BYTES_MAX)});
+    let any: Vec<Value> = (0..20).map(|n| json!({"minimum": n})).collect();
+    let expanded = json!({"allOf": [{"anyOf": any}, {"anyOf": any}, {"maximum": 9}]});
+    for (schema, most) in [(json!({"prefixItems": patterns}), 16), (long, 16), (copied, 110), (expanded, 42)] {
+        let count = taken(&schema);
+        assert!(count > 0 && count <= most, "{count} of {schema:.60}");
+    }
+    assert_eq!(taken(&json!({"enum": [1, 2, 3]})), 1000);
+}
+
+#[test]
 fn copies_of_schemas_within_each_other_are_bounded() {
     let values: Vec<usize> = (0..5000).collect();
     let nested = |levels| (0..levels).fold(json!({"const": values}), |inner, _| json!({"n/": inner}));
     let refs = |levels| -> Vec<Value> {
         (1..=levels).map(|level| json!({"$ref": format!("#/x{}", "/n~1".repeat(level))})).collect()
     };
-    let made = |levels| prepare_value(Kind::JsonSchema, json!({"x": nested(levels), "prefixItems": refs(levels)}));
+    let made = |levels| prepared(json!({"x": nested(levels), "prefixItems": refs(levels)}));
     assert!(made(10).is_ok());
     assert!(matches!(made(30), Err(GrammarError::TooLarge { limit: 100_000, .. })));
 }
@@ -233,9 +276,9 @@ fn the_librarys_options_are_ours() {
 fn alternatives_are_counted_as_they_multiply() {
     let any: Vec<Value> = (0..30).map(|n| json!({"type": "object", "properties": {format!("p{n}"): {}}})).collect();
     let schema = json!({"allOf": [{"anyOf": any}, {"anyOf": any}, {"anyOf": any}]});
-    assert!(matches!(prepare_value(Kind::JsonSchema, schema), Err(GrammarError::TooLarge { .. })));
+    assert!(matches!(prepared(schema), Err(GrammarError::TooLarge { .. })));
     let side_by_side: Vec<Value> = (0..30).map(|_| json!({"anyOf": any})).collect();
-    assert!(prepare_value(Kind::JsonSchema, json!({"prefixItems": side_by_side})).is_ok());
+    assert!(prepared(json!({"prefixItems": side_by_side})).is_ok());
 }
 
 #[test]

@@ -97,7 +97,16 @@ pub fn to_rules(text: &str, specials: &dyn SpecialTokens) -> Result<TagRules, Ta
         return Err(fault(format!("has {} bytes, limit {TEXT_BYTES_MAX}", text.len())));
     }
     let tag: Value = serde_json::from_str(text).map_err(|error| fault(format!("not valid JSON: {error}")))?;
-    let mut writer = Writer { specials, rules: String::new(), written: 0, searched: 0, count: 0, formats: 0, depth: 0 };
+    let mut writer = Writer {
+        specials,
+        rules: String::new(),
+        written: 0,
+        searched: 0,
+        count: 0,
+        formats: 0,
+        depth: 0,
+        spent: schema::Spent::default(),
+    };
     let (row, at) = match tag.get("format") {
         Some(format) => {
             let at = Place::root("format");
@@ -145,6 +154,8 @@ struct Writer<'a> {
     count: usize,
     formats: usize,
     depth: usize,
+    /// What the schemas so far take together.
+    spent: schema::Spent,
 }
 
 impl Writer<'_> {
@@ -325,7 +336,7 @@ impl Writer<'_> {
         let Some(schema) = fields.get("json_schema") else {
             return at.field("json_schema").fault("required, but missing");
         };
-        let prepared = schema::prepare_value(Kind::JsonSchema, schema.clone());
+        let prepared = schema::prepare_value(Kind::JsonSchema, schema.clone(), &mut self.spent);
         let (_, unenforced) = prepared.or_else(|error| at.field("json_schema").fault(error.to_string()))?;
         if !unenforced.is_empty() {
             let named: Vec<String> = unenforced.iter().take(NAMED_MAX).map(ToString::to_string).collect();

@@ -5,6 +5,7 @@ use crate::common::random;
 use crate::hostile_corpus::{NoSpecials, corpus, tags};
 use crate::measure::{measure, spent};
 use penstock_grammar::structural_tag::to_rules;
+use penstock_grammar::{Kind, gbnf, lark};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -70,6 +71,29 @@ fn write(name: &str, tag: &str) {
 fn every_tag_is_written_or_refused_at_little_cost() {
     for (name, tag) in tags() {
         write(name, &tag.to_string());
+    }
+}
+
+#[test]
+fn every_text_is_rewritten_at_little_cost() {
+    let dotted = "b.a.".repeat(16_000);
+    for (name, text) in [
+        ("names and dots", format!("root ::= {}\"x\"", "a.".repeat(32_000))),
+        ("names and dots of a name", format!("root ::= {dotted}\na.b.a ::= \"x\"")),
+        ("a long name with dots", format!("root ::= {}\na{} ::= \"x\"", ".b".repeat(16_000), ".b".repeat(15_000))),
+        ("rules by the thousand", (0..5000).map(|n| format!("r{n}::=\"\"\n")).collect()),
+    ] {
+        let (written, seconds, bytes) = spent(|| gbnf::to_rules(&text, "g").map(|(_, rules)| rules.len()));
+        println!("{name}: {seconds:.3} s, {bytes} bytes, {written:?}");
+        assert!(seconds < SECONDS_MAX && bytes < BYTES_MAX, "{name}: {seconds} s, {bytes} bytes");
+    }
+    let sources = corpus().into_iter().filter(|(_, source)| source.kind == Kind::Lark);
+    let suffixes = format!("start: {}\na_{}: \"\"", "r1 ".repeat(40_000), "c".repeat(120_000));
+    let texts = sources.map(|(name, source)| (name, source.text)).chain([("a name that ends in a suffix", suffixes)]);
+    for (name, text) in texts {
+        let (written, seconds, bytes) = spent(|| lark::to_rules(&text).map(|(_, rules)| rules.len()));
+        println!("{name}: {seconds:.3} s, {bytes} bytes, {written:?}");
+        assert!(seconds < SECONDS_MAX && bytes < BYTES_MAX, "{name}: {seconds} s, {bytes} bytes");
     }
 }
 

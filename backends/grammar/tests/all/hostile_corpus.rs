@@ -193,5 +193,103 @@ fn larks() -> Vec<(&'static str, Source)> {
         ),
     ]
     .map(|(name, text)| (name, Source::lark(text)))
+    .into_iter()
+    .chain(large_larks())
+    .collect()
+}
+
+/// Texts in Lark that are nearly as long as a text may be.
+fn large_larks() -> Vec<(&'static str, Source)> {
+    let choices = json!({"allOf": vec![json!({"anyOf": [{"minimum": 1}, {"maximum": 9}]}); 9]});
+    let named: serde_json::Map<String, Value> = (0..8).map(|o| (format!("p{o}"), json!({"patternProperties": (0..8).map(|n| (format!("^(a|b)*{n}(\\\\w+\\\\w+){{2,9}}{o}$"), json!({}))).collect::<serde_json::Map<_, _>>()}))).collect();
+    let named = json!({ "properties": named });
+    let dead = json!({"allOf": [{"anyOf": (0..50).map(|n| json!({"const": n})).collect::<Vec<_>>()}, {"anyOf": (49..99).map(|n| json!({"const": n})).collect::<Vec<_>>()}]});
+    let deader = json!({"allOf": [{"anyOf": (0..45).map(|n| json!({"required": ["a"], "properties": {"a": {"const": n}}})).collect::<Vec<_>>()}, {"anyOf": (0..45).map(|n| json!({"properties": {"a": {"const": n}}})).collect::<Vec<_>>()}]});
+    // A group, and the two brackets around it, for each pair of tokens.
+    let chained = |name: &str, count: usize| -> String {
+        (0..count).map(|n| format!("{name}{n}:{}{name}{}{}\n", "(".repeat(28), n + 1, ")".repeat(28))).collect()
+    };
+    let chain = |name: &str, last: &str| -> String {
+        (0..17_000).map(|n| format!("{name}{n}:{name}{}\n", n + 1)).collect::<String>()
+            + &format!("{name}17000:{last}\n")
+    };
+    [
+        ("template uses in each other", format!("start: {}", "a{".repeat(130_000))),
+        ("conditions in each other", format!("start: \"a\" %if {}", "not(".repeat(65_000))),
+        ("groups of thirty thousand tokens in a chain of rules", format!("start:r0\n{}r512:\"a\"", chained("r", 512))),
+        (
+            "groups of thirty thousand tokens in a chain of terminals",
+            format!("start:T0\n{}T512:\"a\"", chained("T", 512)),
+        ),
+        (
+            "rules of thirty thousand tokens in a chain",
+            format!("start:r0\n{}r8000:\"a\"", (0..8000).map(|n| format!("r{n}:r{}\n", n + 1)).collect::<String>()),
+        ),
+        ("schemas by their most", format!("start: {}", "%json {} ".repeat(4096))),
+        ("repeats of thirty thousand tokens", format!("start: {}\na: \"x\"", "a+".repeat(16_000))),
+        ("maybes of thirty thousand tokens", format!("start: {}", "[\"\"] ".repeat(10_900))),
+        ("conditions side by side in each other", format!("start: \"a\" %if {}", "and(true,".repeat(29_000))),
+        ("a chain of rules", format!("start:r0\n{}", chain("r", "\"a\""))),
+        ("a chain of terminals", format!("start:T0\n{}", chain("T", "\"a\""))),
+        ("alternatives by the hundred thousand", format!("start: {}a\na: \"x\"", "a|".repeat(130_000))),
+        ("terminals by the hundred thousand", format!("start: A\nA: {}B\nB: \"x\"", "B|".repeat(130_000))),
+        ("repeats by the hundred thousand", format!("start: {}\na: \"x\"", "a+".repeat(130_000))),
+        ("names by the hundred thousand", format!("start: {}\na: \"x\"", "a ".repeat(130_000))),
+        ("empty strings by the thousand", format!("start: {}", "\"\" ".repeat(85_000))),
+        ("a string without end", format!("start: \"{}", "\\\"".repeat(130_000))),
+        ("an expression without end", format!("start: /{}", "\\/".repeat(130_000))),
+        ("a string without end between schemas", format!("start: {}", "\\\" %json 1".repeat(23_000))),
+        ("schemas by the thousand", format!("start: {}", "%json {} ".repeat(28_000))),
+        (
+            "choices of schemas by the hundred",
+            format!("start: {}", format!("%json {choices} ").repeat(200_000 / choices.to_string().len())),
+        ),
+        (
+            "a chain of groups",
+            format!(
+                "start:r0\n{}r4000:\"a\"",
+                (0..3_600)
+                    .map(|n| format!("r{n}:{}r{}{}\n", "(".repeat(27), n + 1, ")".repeat(27)))
+                    .collect::<String>()
+                    + "r3600: r4000\n"
+            ),
+        ),
+        (
+            "a chain of groups of terminals",
+            format!(
+                "start:T0\n{}T4000:\"a\"",
+                (0..3_600)
+                    .map(|n| format!("T{n}:{}T{}{}\n", "(".repeat(27), n + 1, ")".repeat(27)))
+                    .collect::<String>()
+                    + "T3600: T4000\n"
+            ),
+        ),
+        ("dead choices of one schema", format!("start: %json {dead}")),
+        (
+            "dead choices of schemas",
+            format!("start: {}", format!("%json {dead} ").repeat(250_000 / dead.to_string().len())),
+        ),
+        ("dead objects of one schema", format!("start: %json {deader}")),
+        (
+            "dead objects of schemas",
+            format!("start: {}", format!("%json {deader} ").repeat(240_000 / deader.to_string().len())),
+        ),
+        ("names by patterns of one schema", format!("start: %json {named}")),
+        (
+            "names by patterns of schemas",
+            format!("start: {}", format!("%json {named} ").repeat(250_000 / named.to_string().len())),
+        ),
+        ("a long suffix", format!("start: a\na[suffix=\"{}\"]: /.*/", "ab".repeat(120_000))),
+        ("a long stop", format!("start: a\na[stop=/{}/]: /.*/", "ab?".repeat(80_000))),
+        (
+            "suffixes by the thousand",
+            format!("start: r0\n{}", (0..6_000).map(|n| format!("r{n}[suffix=\"b{n}\"]: /.*/\n")).collect::<String>()),
+        ),
+        ("a long string", format!("start: \"{}\"", "ab".repeat(120_000))),
+        ("substrings", format!("start: %regex {{\"substring_chars\": \"{}\"}}", "abcd".repeat(60_000))),
+        ("substrings of words", format!("start: %regex {{\"substring_words\": \"{}\"}}", "ab ".repeat(80_000))),
+        ("substrings of chunks", format!("start: %regex {{\"substring_chunks\": [{}\"b\"]}}", "\"a\",".repeat(60_000))),
+    ]
+    .map(|(name, text)| (name, Source::lark(text)))
     .into()
 }
