@@ -38,7 +38,7 @@ pub(crate) struct Rewritten {
 /// Rewrites a schema. Text that cannot be read is returned as it is. Cost: linear in `schema`, times its depth, which
 /// the reader bounds.
 pub(crate) fn rewritten(schema: &str, subset: Subset) -> Rewritten {
-    let mut walk = Walk { subset, fits: true, within: "#".into(), definitions: HashSet::new(), references: Vec::new() };
+    let mut walk = Walk { subset, fits: true, within: ROOT, definitions: HashMap::new(), references: Vec::new() };
     let mut out = BytesMut::with_capacity(schema.len() + 64);
     match Reader::new(schema.as_bytes()).and_then(|mut reader| walk.put(&mut reader, &mut out, true)) {
         Ok(_) => {
@@ -148,15 +148,24 @@ fn is_simple(pattern: &str) -> bool {
     true
 }
 
-/// State of one rewriting.
+/// Number of a definition, in the order in which they begin.
+type Definition = usize;
+
+/// The schema itself.
+const ROOT: Definition = 0;
+
+/// State of one rewriting. Definitions are numbered: the pointers of all definitions and of what holds each reference
+/// would be as long as the schema, times the number of both.
 struct Walk {
     subset: Subset,
     fits: bool,
-    /// Pointer of the definition that is read; `#`: the schema itself.
-    within: String,
-    definitions: HashSet<String>,
-    /// References, each with the definition that holds it.
-    references: Vec<(String, String)>,
+    /// Definition that is read.
+    within: Definition,
+    /// Definitions by the one around them, and the two parts of a pointer that lead from there: the keyword and the name,
+    /// with its escapes.
+    definitions: HashMap<(Definition, String), Definition>,
+    /// Targets of references, each with the definition that holds it.
+    references: Vec<(Definition, String)>,
 }
 
 /// Keywords of one schema, collected before they are written: what stands beside one decides what becomes of it.
@@ -207,9 +216,10 @@ impl Walk {
                     if !is_definition {
                         return self.put(reader, map.key(&name), true).map(drop);
                     }
-                    let pointer = format!("{}/{key}/{}", self.within, name.replace('~', "~0").replace('/', "~1"));
-                    self.definitions.insert(pointer.clone());
-                    let outer = std::mem::replace(&mut self.within, pointer);
+                    let parts = format!("{key}/{}", name.replace('~', "~0").replace('/', "~1"));
+                    let next = self.definitions.len() + 1;
+                    let number = *self.definitions.entry((self.within, parts)).or_insert(next);
+                    let outer = std::mem::replace(&mut self.within, number);
                     let put = self.put(reader, map.key(&name), true);
                     self.within = outer;
                     put.map(drop)
@@ -255,7 +265,7 @@ impl Walk {
                 match &*key {
                     "type" => parts.is_object |= raw.contains("\"object\""),
                     "additionalProperties" => self.fits &= raw == "false",
-                    "$ref" => self.references.extend(string_of(raw).map(|to| (self.within.clone(), to.into_owned()))),
+                    "$ref" => self.references.extend(string_of(raw).map(|to| (self.within, to.into_owned()))),
                     _ => {}
                 }
                 text.put_slice(raw.as_bytes());
@@ -320,31 +330,40 @@ impl Walk {
         self.fits &= !parts.is_object || parts.has("additionalProperties");
     }
 
+    /// Definition that a reference leads to; `None`: it leads to none. Cost: linear in `target`.
+    fn definition(&self, target: &str) -> Option<Definition> {
+        let pointer = target.strip_prefix('#').filter(|pointer| pointer.is_empty() || pointer.starts_with('/'))?;
+        let mut parts = pointer.split('/').skip(1);
+        let mut at = ROOT;
+        while let Some(keyword) = parts.next() {
+            at = *self.definitions.get(&(at, format!("{keyword}/{}", parts.next()?)))?;
+        }
+        Some(at)
+    }
+
     /// Returns true if a definition contains itself, or a reference leads to no definition.
     fn is_recursive(&self) -> bool {
-        let mut edges: HashMap<&str, Vec<&str>> = HashMap::new();
+        let mut edges: HashMap<Definition, Vec<Definition>> = HashMap::new();
         for (from, to) in &self.references {
-            if to != "#" && !self.definitions.contains(to) {
-                return true;
-            }
-            edges.entry(from).or_default().push(to);
+            let Some(to) = self.definition(to) else { return true };
+            edges.entry(*from).or_default().push(to);
         }
         // Depth first: a definition that is met again while it is being followed contains itself.
-        let mut done: HashSet<&str> = HashSet::new();
+        let mut done: HashSet<Definition> = HashSet::new();
         for start in edges.keys() {
             let (mut path, mut open) = (vec![(*start, 0)], HashSet::from([*start]));
             while let Some((at, next)) = path.pop() {
-                let to = edges.get(at).and_then(|to| to.get(next)).copied();
-                let Some(to) = to.filter(|_| !done.contains(at)) else {
-                    open.remove(at);
+                let to = edges.get(&at).and_then(|to| to.get(next)).copied();
+                let Some(to) = to.filter(|_| !done.contains(&at)) else {
+                    open.remove(&at);
                     done.insert(at);
                     continue;
                 };
                 path.push((at, next + 1));
-                if open.contains(to) {
+                if open.contains(&to) {
                     return true;
                 }
-                if !done.contains(to) {
+                if !done.contains(&to) {
                     open.insert(to);
                     path.push((to, 0));
                 }
@@ -513,6 +532,43 @@ mod tests {
         let depth = |n: usize| format!("{}{}", r#"{"items":"#.repeat(n), "{}".to_owned() + &"}".repeat(n));
         check(&depth(60), &depth(60), true);
         assert!(!rewritten(&depth(70), Subset::Anthropic).fits, "deeper than the reader goes");
+    }
+
+    #[test]
+    fn references_lead_to_definitions_wherever_they_are() {
+        let nested = |target: &str| {
+            let inner = r##""$defs":{"b/c~":{"type":"null"}},"type":"string""##;
+            let given = format!(
+                r##"{{"$defs":{{"a":{{{inner}}}}},"definitions":{{"a":{{"type":"null"}}}},"$ref":"{target}"}}"##
+            );
+            rewritten(&given, Subset::Anthropic).fits
+        };
+        for target in ["#/$defs/a", "#/definitions/a", "#/$defs/a/$defs/b~1c~0"] {
+            assert!(nested(target), "{target}");
+        }
+        for target in
+            ["#/$defs/b", "#/$defs", "#/$defs/", "#/$defs/a/", "#/$defs/a/$defs/b/c~", "#x/$defs/a", "", "/$defs/a"]
+        {
+            assert!(!nested(target), "{target}");
+        }
+    }
+
+    /// A schema of 2 MB with a name as long as all of its references together: copies of the name for each would be 50 GB.
+    #[test]
+    fn a_long_name_costs_its_length_once() {
+        let name = "n".repeat(1 << 20);
+        let references = vec![r##"{"$ref":"#/$defs/x"}"##; 50_000].join(",");
+        let given = format!(
+            r##"{{"$defs":{{"x":{{"type":"null"}},"{name}":{{"anyOf":[{references}],"$defs":{{"y":{{"type":"null"}}}}}}}},"$ref":"#/$defs/{name}"}}"##
+        );
+        let made = rewritten(&given, Subset::OpenAi);
+        assert!(made.fits && made.text.len() == given.len());
+        let definitions: Vec<String> = (0..50_000).map(|n| format!(r#""{n}":{{}}"#)).collect();
+        let given = format!(
+            r##"{{"$defs":{{"{name}":{{"type":"null","$defs":{{{}}}}}}},"$ref":"#/$defs/{name}/$defs/49999"}}"##,
+            definitions.join(",")
+        );
+        assert!(rewritten(&given, Subset::OpenAi).fits);
     }
 
     #[test]
