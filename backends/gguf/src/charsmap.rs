@@ -14,6 +14,9 @@ use crate::{Gguf, GgufError, Value};
 const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 /// Flag of a unit that is the end of a key.
 const IS_END: u32 = 1 << 31;
+/// Longest text that replaces another, in bytes: each letter of a prompt may become one. The longest of Unicode's
+/// compatibility forms has 33 (U+FDFA).
+const TEXT_BYTES_MAX: usize = 256;
 
 /// Rules of the file; `None` if it has none.
 pub(crate) fn read(gguf: &Gguf) -> Result<Option<Vec<u8>>, GgufError> {
@@ -28,13 +31,13 @@ pub(crate) fn read(gguf: &Gguf) -> Result<Option<Vec<u8>>, GgufError> {
     let bytes: Option<Vec<u8>> = list.iter().map(byte).collect();
     let sound = bytes.filter(|bytes| is_sound(bytes));
     let refused = || {
-        let reason = "is damaged: an index leads out of the rules";
+        let reason = "is damaged: an index leads out of the rules, or a text is too long";
         gguf.refuse(KEY, reason).help("fetch the file again, or serve the original checkpoint with its tokenizer.json")
     };
     sound.map(Some).ok_or_else(refused)
 }
 
-/// Returns true if no walk through the trie leaves it, and every end of a key has a text.
+/// Returns true if no walk through the trie leaves it, and every end of a key has a text, which is short.
 fn is_sound(bytes: &[u8]) -> bool {
     let Some((size, rest)) = bytes.split_first_chunk::<4>() else { return false };
     let size = u32::from_le_bytes(*size) as usize;
@@ -46,13 +49,15 @@ fn is_sound(bytes: &[u8]) -> bool {
     let Ok(texts) = std::str::from_utf8(texts) else { return false };
     let has_text = |unit: u32| {
         let at = (unit & !IS_END) as usize;
-        unit & IS_END != 0 && at < texts.len() && texts.is_char_boundary(at)
+        let is_within = unit & IS_END != 0 && at < texts.len() && texts.is_char_boundary(at);
+        is_within && texts.as_bytes()[at..].iter().take(TEXT_BYTES_MAX + 1).any(|byte| *byte == 0)
     };
     let is_node_sound = |at: usize, unit: u32| {
         let children = at ^ ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
         let ends_key = unit & (1 << 8) != 0;
-        // The walk begins at the first unit without a look at its flags.
-        (children | 0xff) < units.len() && (at == 0 || !ends_key || has_text(units[children]))
+        // The walk begins at the first unit without a look at its flags; with a label it may come back there.
+        let is_root = at == 0 && (unit & IS_END != 0 || unit & 0xff == 0);
+        (children | 0xff) < units.len() && (is_root || !ends_key || has_text(units[children]))
     };
     let is_unit_sound = |(at, unit): (usize, &u32)| match at > 0 && unit & IS_END != 0 {
         true => has_text(*unit),
@@ -117,5 +122,21 @@ mod tests {
         assert!(!is_sound(&with(0, IS_END | 1 << 20)), "a first unit that looks like an end");
         assert!(!is_sound(&with(node, 4 << 10 | 1 << 9 | u32::from(b'a'))), "a distance times 256");
         assert!(!is_sound(&with(node, 256 << 10 | 1 << 8 | u32::from(b'a'))), "a key that ends nowhere");
+        // The first unit has a label and ends a key, and the units below 256 are children of another one.
+        let first = 256 << 10 | 1 << 8;
+        assert!(is_sound(&with(0, first)), "the empty key, which no walk asks for");
+        assert!(!is_sound(&with(0, first | u32::from(b'a'))), "the first unit as a node whose key ends nowhere");
+    }
+
+    #[test]
+    fn texts_are_short() {
+        let with = |bytes: usize| {
+            let mut all = rules(0);
+            all.truncate(4 + 4096);
+            all.extend("é".repeat(bytes / 2).bytes().chain([0]));
+            all
+        };
+        assert!(is_sound(&with(TEXT_BYTES_MAX)));
+        assert!(!is_sound(&with(TEXT_BYTES_MAX + 2)));
     }
 }

@@ -19,7 +19,7 @@ use super::{
 use crate::families::{self, Architecture, NormNames};
 use crate::model_config::error::{CheckpointError, Place, Shown};
 use crate::model_config::fields::Fields;
-use crate::model_config::longrope_attention_factor;
+use crate::model_config::{LAYERS_MAX, longrope_attention_factor};
 
 /// Names of Hugging Face's tensors and GGUF's, outside of layers.
 const OUTER: [(&str, &str); 3] =
@@ -443,6 +443,9 @@ fn config_of(
             return Err(gguf.refuse(&key(part), "scales of activations are not supported").into());
         }
     }
+    // Lists have an entry for each layer.
+    let layers = gguf.integer(&key("block_count"), 1, LAYERS_MAX as u64)?;
+    let layers = layers.ok_or_else(|| gguf.refuse(&key("block_count"), "is missing"))?;
     let (hidden, heads) = (required("embedding_length")?, required("attention.head_count")?);
     let embedding = gguf.tensors.get("token_embd.weight");
     let Some(&[vocab, _]) = embedding.map(|tensor| tensor.shape.as_slice()) else {
@@ -492,7 +495,6 @@ fn config_of(
         // All of these architectures divide the weights of the chosen experts by their sum; the files do not say so.
         set("norm_topk_prob", true.into());
     }
-    let layers = required("block_count")?;
     set("num_hidden_layers", layers.into());
     set("num_attention_heads", heads.into());
     set("num_key_value_heads", kv_heads.into());

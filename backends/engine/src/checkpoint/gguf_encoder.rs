@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::gguf::{Config, ORIGINAL, shortest};
 use crate::families;
-use crate::model_config::EncoderNames;
+use crate::model_config::{EncoderNames, LAYERS_MAX};
 use crate::model_config::error::{CheckpointError, Shown};
 use crate::model_config::fields::Fields;
 
@@ -36,14 +36,15 @@ pub(super) fn read_config(gguf: &Gguf, name: &str) -> Result<Config, CheckpointE
 fn config_of(gguf: &Gguf, name: &str) -> Result<Map<String, Value>, CheckpointError> {
     let key = |part: &str| format!("{name}.{part}");
     let mut map = Map::new();
-    for (part, field) in [
-        ("embedding_length", "hidden_size"),
-        ("feed_forward_length", "intermediate_size"),
-        ("block_count", "num_hidden_layers"),
-        ("attention.head_count", "num_attention_heads"),
-        ("context_length", "max_position_embeddings"),
+    const MOST: u64 = u32::MAX as u64;
+    for (part, field, most) in [
+        ("embedding_length", "hidden_size", MOST),
+        ("feed_forward_length", "intermediate_size", MOST),
+        ("block_count", "num_hidden_layers", LAYERS_MAX as u64),
+        ("attention.head_count", "num_attention_heads", MOST),
+        ("context_length", "max_position_embeddings", MOST),
     ] {
-        let found = gguf.integer(&key(part), 1, u64::from(u32::MAX))?;
+        let found = gguf.integer(&key(part), 1, most)?;
         let number = found.ok_or_else(|| gguf.refuse(&key(part), "is missing"))?;
         map.insert(field.into(), number.into());
     }

@@ -32,7 +32,7 @@ pub use work::Work;
 /// product of them overflows.
 const VOCAB_MAX: usize = 1 << 22;
 const HIDDEN_MAX: usize = 1 << 20;
-const LAYERS_MAX: usize = 1024;
+pub(crate) const LAYERS_MAX: usize = 1024;
 const HEADS_MAX: usize = 4096;
 const HEAD_DIM_MAX: usize = 1024;
 pub(crate) const POSITIONS_MAX: usize = 1 << 27;
