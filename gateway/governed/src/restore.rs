@@ -94,7 +94,7 @@ impl Sums {
         out.sort_by(|one, other| name(one).cmp(&name(other)));
         out.dedup_by(|later, first| {
             let same = name(later) == name(first);
-            first.amount += if same { later.amount } else { 0 };
+            first.amount = first.amount.saturating_add(if same { later.amount } else { 0 });
             same
         });
         Ok(out)

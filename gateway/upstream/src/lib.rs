@@ -292,8 +292,9 @@ pub struct Facts {
     pub gap_us: u64,
 }
 
-/// Largest token count that is believed of a provider, far above any answer's: sums of larger ones would overflow.
-const TOKENS_MAX: u64 = 1 << 40;
+/// Largest token count that is believed of a provider, far above any answer's: sums of larger ones would overflow, and
+/// prices of larger ones would be more than shared counters hold (2^53 nano-dollars).
+const TOKENS_MAX: u64 = u32::MAX as u64;
 
 impl Facts {
     /// Facts of an answer that a provider has given, by the token counts and the service tier that it reports. Counts
