@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use penstock_store::{AMOUNT_MAX, Ask, Begun, Grant, Kept, Settlement, StoreError, is_counter_name};
+use penstock_store::{AMOUNT_MAX, Ask, Begun, Grant, Kept, Settlement, StoreError};
 use tokio::time::{sleep, timeout};
 
 use super::{Cell, IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept, key};
@@ -116,10 +116,7 @@ impl Shared {
             let untold: HashMap<Key, u64> =
                 self.state().cells.iter().map(|(key, cell)| (key.clone(), cell.spent)).collect();
             let pause = ledger.pause();
-            let spent = ledger.spent(pause.as_ref()).await?;
-            // The ledger also has names that no counter of the store can have, such as a client's long `user`.
-            let spent = spent.iter().map(|sum| kept(sum, now)).filter(|one| is_counter_name(&one.counter));
-            let spent: Vec<Kept> = spent.collect();
+            let spent: Vec<Kept> = ledger.spent(pause.as_ref()).await?.iter().map(|sum| kept(sum, now)).collect();
             drop(pause);
             for chunk in spent.chunks(REPORTS) {
                 self.counters.restore(chunk, now).await?;

@@ -88,12 +88,12 @@ fn limit() -> Limit {
     }
 }
 
-/// One request of `key`, counted and noted as requests are.
-async fn request(number: u64, key: &str, shared: &Shared, journal: &Journal) {
+/// One request, counted and noted as requests are.
+async fn request(number: u64, shared: &Shared, journal: &Journal) {
     let limit: Arc<str> = "l".into();
-    let claim = Claim { limit: &limit, subject: key, measure: DAY, amount: 1, tag: 0 };
+    let claim = Claim { limit: &limit, subject: "k", measure: DAY, amount: 1, tag: 0 };
     let portions = shared.take(&[claim], |_| OnStoreFailure::Open).await.expect("room");
-    let subject = Subject { key: key.into(), tags: vec![tag("l")], ..Subject::default() };
+    let subject = Subject { key: "k".into(), tags: vec![tag("l")], ..Subject::default() };
     let (at, request) = (clock::unix_seconds(), format!("r{number}"));
     let slot = journal.open(OpenEntry { at, request, subject: subject.into(), ..OpenEntry::default() });
     journal.settle(slot, |opened| Entry { opened, ..Entry::default() });
@@ -119,7 +119,7 @@ async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
             let mut number = 0;
             while goes_on.load(Ordering::Relaxed) {
                 number += 1;
-                request(number, "k", &shared, &journal).await;
+                request(number, &shared, &journal).await;
                 tokio::time::sleep(PACE).await;
             }
             number
@@ -161,14 +161,14 @@ async fn a_pause_holds_nothing_back_when_the_process_ends() {
     let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
     let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
     let shared = Shared::with_store(Arc::new(Losing::default()), "g");
-    request(1, "k", &shared, &journal).await;
+    request(1, &shared, &journal).await;
     let began = Instant::now();
     while journal.counts().0 > 0 {
         assert!(began.elapsed() < PATIENCE, "the first is not written");
         tokio::time::sleep(PACE).await;
     }
     let pause = journal.pause();
-    request(2, "k", &shared, &journal).await;
+    request(2, &shared, &journal).await;
     // Longer than entries gather.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(pause.is_reached() && journal.counts().0 == 1, "the second is held back");
@@ -181,28 +181,4 @@ async fn a_pause_holds_nothing_back_when_the_process_ends() {
     let sum = store.usage(&UsageQuery { filter, limit: 1, ..UsageQuery::default() }).await.expect("summed");
     assert_eq!(sum.items[0].requests, 2);
     drop(pause);
-}
-
-#[tokio::test]
-async fn a_name_that_no_counter_can_have_does_not_stop_the_restoring() {
-    let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
-    let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
-    let in_force = || InForce { limits: vec![Arc::new(limit())], ..InForce::default() };
-    let sums = Sums { store, in_force: Box::new(in_force), journal: Some(journal.clone()) };
-    let counters = Arc::new(Losing::default());
-    let shared = Shared::new(counters.clone(), "g".into(), Some(sums));
-    assert!(shared.begin().await);
-    let long = "k".repeat(1000);
-    for (number, key) in ["k", &long, "other"].into_iter().enumerate() {
-        request(number as u64, key, &shared, &journal).await;
-    }
-    counters.lose();
-    // The store was looked at a moment ago.
-    shared.state().looked_at = None;
-    assert!(shared.begin().await, "it is restored");
-    assert_eq!(shared.restored(), 1);
-    for key in ["k", "other"] {
-        let used = counters.used(&name("l", key, DAY), Window::at(clock::unix_seconds(), 86_400)).await;
-        assert!(used >= 1, "{key}: {used}");
-    }
 }
