@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 
 use super::gguf::{Config, ORIGINAL, shortest};
 use crate::families;
-use crate::model_config::{EncoderNames, LAYERS_MAX};
 use crate::model_config::error::{CheckpointError, Shown};
 use crate::model_config::fields::Fields;
+use crate::model_config::{EncoderNames, LAYERS_MAX};
 
 /// GGUF's table of token types, which DistilBERT does not have.
 const TYPES: &str = "token_types.weight";
