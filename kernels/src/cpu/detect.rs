@@ -140,6 +140,11 @@ mod machine {
         (!amx_permitted()).then_some("the system refuses AMX (arch_prctl)")
     }
 
+    /// Returns true if AMX is available with products of integers: AMX-INT8 (edx bit 25) beside what [`missing_amx`] asks.
+    pub(in crate::cpu) fn has_amx_int8() -> bool {
+        missing_amx().is_none() && __cpuid_count(7, 0).edx & (1 << 25) != 0
+    }
+
     #[target_feature(enable = "xsave")]
     fn read_xcr0() -> u64 {
         // SAFETY: register 0 exists wherever XGETBV does.
@@ -162,6 +167,8 @@ mod machine {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use machine::has_amx_int8;
 pub(super) use machine::has_avx2_fma;
 use machine::{full_rate_bf16, missing_amx, missing_avx512, missing_bf16};
 

@@ -11,8 +11,8 @@
 
 use std::ops::Range;
 
+use super::integer::Form;
 use super::integer::activations::Integral;
-use super::integer::{self, Form};
 use super::layer::{activate, for_rows, put, vector_of};
 use super::matmul::{Left, Matmul, Part, unit};
 use super::operand::{Groups, Operand, Out, Shared};
@@ -101,6 +101,7 @@ struct Lefts {
     half: Option<(Shared<u16>, usize)>,
     integral: Option<Integral>,
     rows_max: usize,
+    integer_rows_max: usize,
 }
 
 impl Lefts {
@@ -109,7 +110,7 @@ impl Lefts {
         let half = self.half.map(|(values, k_blocks)| {
             Operand::part(values, k_blocks, slots.start, Groups::new(slots.len(), self.rows_max))
         });
-        let groups = Groups::new(slots.len(), integer::ROWS_MAX);
+        let groups = Groups::new(slots.len(), self.integer_rows_max);
         Left { half, integral: self.integral.map(|integral| integral.part(slots.start, groups)) }
     }
 }
@@ -188,6 +189,7 @@ impl CpuDevice {
                     half: Some((operand.values, operand.k_blocks)),
                     integral: None,
                     rows_max: self.kernel.rows_max,
+                    integer_rows_max: self.kernel.integers.rows_max(),
                 },
                 From::Singles(..) => self.slot_operands(&slots, &|slot| slot, activated, inner, forms[1]),
             };
@@ -207,9 +209,10 @@ impl CpuDevice {
     ) -> Lefts {
         let (count, k_blocks, vector) = (slots.rows.len(), columns.div_ceil(32), self.vector);
         let half = has_halves.then(|| (Shared::new(self.converted.halves(count * k_blocks * 32)), k_blocks));
-        let groups = Groups::new(count, integer::ROWS_MAX);
+        let integer_rows_max = self.kernel.integers.rows_max();
+        let groups = Groups::new(count, integer_rows_max);
         let integral = by_row.map(|by_row| self.integral.operand(groups, k_blocks, by_row));
-        let lefts = Lefts { half, integral, rows_max: self.kernel.rows_max };
+        let lefts = Lefts { half, integral, rows_max: self.kernel.rows_max, integer_rows_max };
         for_rows(&mut self.pool, count, k_blocks * 32, &|slot| {
             let own = &slots.active[slots.owner[slot]].1;
             let (left, row) = (lefts.of(own), row_of(slot));

@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::integer::activations::Integral;
-use super::integer::{self, Form, IntegerProduct};
+use super::integer::{Form, IntegerProduct};
 use super::low_rank::Added;
 use super::operand::{Groups, Operand, Shared};
 use super::pack::{BLOCK, Packed, Section};
@@ -26,7 +26,7 @@ pub(super) const UNIT_BYTES: usize = 320 << 10;
 /// A of 2048 rows (4 to 12 MiB) comes from memory for each unit: 75 instead of 82 % of peak on one thread.
 const PIECE_BYTES: usize = 1536 << 10;
 /// Row groups of one item for kernels that block k: 8 groups of 32 rows.
-const GROUPS_BLOCKED: usize = 8;
+const GROUPS_BLOCKED: usize = 16;
 
 /// Row groups for which reading a panel from L3 or memory again is a few per cent of the work.
 const GROUPS_PIECE: usize = 8;
@@ -215,7 +215,7 @@ impl<'a> Part<'a> {
         if self.section.codes(0).is_some() {
             self.expanded(&panels, groups, scratch, epilogue);
         } else if self.blocks_k() {
-            self.blocked_k(&panels, groups, scratch, epilogue);
+            self.blocked_k(&panels, after, groups, scratch, epilogue);
         } else {
             self.whole_k(panels, after, groups, scratch, epilogue);
         }
@@ -248,15 +248,20 @@ impl<'a> Part<'a> {
     ) {
         // Each group fetches its share of the next item's lines, 32 per block of k.
         let share = if groups.len() == 1 { 0 } else { 32usize.div_ceil(groups.len()) };
-        let first = groups.start;
+        let (first_group, groups_count) = (groups.start, groups.len());
         for group in groups {
-            let skip = (group - first) * share;
+            let skip = (group - first_group) * share;
             let rows = self.groups.range(group);
             let size = rows.len() * 32;
             let tile = scratch.singles(panels.len() * size);
             for (panel, c) in panels.clone().zip(tile.chunks_exact_mut(size)) {
                 match self.left {
-                    Operands::Integral(operand) => self.integer_product(&operand, panel, &rows, c),
+                    Operands::Integral(operand) => {
+                        if let Some((section, first)) = after.filter(|_| share > 0) {
+                            section.fetch_part(first + panel - panels.start, group - first_group, groups_count);
+                        }
+                        self.integer_product(&operand, panel, &rows, c);
+                    }
                     Operands::Half(operand) => {
                         let next = after.map(|(section, first)| (section, first + panel - panels.start));
                         let ahead = match next {
@@ -286,6 +291,7 @@ impl<'a> Part<'a> {
     fn blocked_k(
         &self,
         panels: &Range<usize>,
+        after: Next<'_>,
         groups: Range<usize>,
         scratch: &mut Scratch,
         epilogue: &dyn Fn(&Finished<'_>),
@@ -294,15 +300,35 @@ impl<'a> Part<'a> {
         let size_max = self.kernel.rows_max * 32;
         let per_group = panels.len() * size_max;
         let all = scratch.singles(groups.len() * per_group);
-        let k_blocks = self.section.k_blocks;
-        for k in (0..k_blocks).step_by(self.kernel.k_blocks_at_once) {
-            let k = k..k_blocks.min(k + self.kernel.k_blocks_at_once);
+        let (k_blocks, at_once) = (self.section.k_blocks, self.kernel.k_blocks_at_once);
+        let share = 32usize.div_ceil(groups.len());
+        for first in (0..k_blocks).step_by(at_once) {
+            let k = first..k_blocks.min(first + at_once);
             for (i, panel) in panels.clone().enumerate() {
-                for (group, c) in groups.clone().zip(all.chunks_exact_mut(per_group)) {
+                // What is multiplied next: the same blocks of the next panel, the next blocks of the first one, or the next item.
+                let next = if panel + 1 < panels.end {
+                    Some((self.section, panel + 1, first))
+                } else if k.end < k_blocks {
+                    Some((self.section, panels.start, k.end))
+                } else {
+                    after
+                        .filter(|(section, panel)| section.is_half() && *panel < section.panels)
+                        .map(|(section, panel)| (section, panel, 0))
+                };
+                for ((at, group), c) in groups.clone().enumerate().zip(all.chunks_exact_mut(per_group)) {
                     let rows = self.groups.range(group);
                     let size = rows.len() * 32;
                     let b = &self.section.halves(panel)[k.start * BLOCK..k.end * BLOCK];
-                    self.product(operand, b, k.clone(), &rows, &mut c[i * size..][..size], Ahead::Stream);
+                    let ahead = match next {
+                        _ if groups.len() == 1 => Ahead::Stream,
+                        // Each group fetches its share of a block's 32 lines.
+                        Some((section, panel, k)) if at * share < 32 => {
+                            let from = section.halves(panel)[k * BLOCK + at * share * 32..].as_ptr();
+                            Ahead::Next { from, lines: share.min(32 - at * share) }
+                        }
+                        _ => Ahead::Nothing,
+                    };
+                    self.product(operand, b, k.clone(), &rows, &mut c[i * size..][..size], ahead);
                 }
             }
         }
@@ -396,7 +422,7 @@ impl<'a> Part<'a> {
 
     /// Computes one panel of integers times one group, into `c`.
     fn integer_product(&self, operand: &Integral, panel: usize, rows: &Range<usize>, c: &mut [f32]) {
-        assert!(rows.len() <= integer::ROWS_MAX && c.len() == rows.len() * 32, "shape of a tile");
+        assert!(rows.len() <= self.kernel.integers.rows_max() && c.len() == rows.len() * 32, "shape of a tile");
         let (form, k_blocks) = (self.section.form().expect("a section of integers"), self.section.k_blocks);
         let (first, lines) = (operand.group(rows.start), rows.len() * k_blocks);
         assert_eq!(operand.by_row, form == Form::Rows, "scales of the operand");

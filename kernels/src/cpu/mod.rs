@@ -328,7 +328,7 @@ impl CpuDevice {
 
     /// `buffer`, which holds f32, rounded to integers aside.
     fn integral_in(&mut self, buffer: Buffer, columns: usize, by_row: bool) -> Integral {
-        let groups = Groups::new(self.rows_of(buffer), integer::ROWS_MAX);
+        let groups = Groups::new(self.rows_of(buffer), self.kernel.integers.rows_max());
         assert_eq!(self.buffers[buffer.0 as usize].columns, columns, "columns of buffer {}", buffer.0);
         let operand = self.integral.operand(groups, columns.div_ceil(32), by_row);
         let (rows, stride) = self.singles(buffer);

@@ -19,6 +19,7 @@ use super::low_rank::Adapters;
 use super::narrow;
 use super::operand::Shared;
 use super::pool::{Items, Pool};
+use super::tile::fetch;
 use crate::blocks::{Layout, RowBlocks};
 use crate::device::{CodeGroups, DType, Held, KernelError};
 use crate::host::{Arena, Frozen};
@@ -321,6 +322,15 @@ impl Section {
     pub(super) fn bytes(&self, panel: usize) -> &[u8] {
         let Values::Integers(_, values) = &self.values else { panic!("a section of halves has no bytes") };
         &values[panel * self.panel_bytes()..][..self.panel_bytes()]
+    }
+
+    /// Fetches part `part` of `parts` of panel `panel` into the second-level cache, if it is a panel of integers.
+    pub(super) fn fetch_part(&self, panel: usize, part: usize, parts: usize) {
+        if panel < self.panels && matches!(self.values, Values::Integers(..)) {
+            let bytes = self.bytes(panel);
+            let share = bytes.len().div_ceil(parts);
+            fetch(&bytes[(part * share).min(bytes.len())..((part + 1) * share).min(bytes.len())]);
+        }
     }
 }
 

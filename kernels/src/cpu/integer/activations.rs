@@ -6,7 +6,8 @@
 
 use super::super::operand::{Groups, Shared};
 
-/// A left operand of integer products, in row groups: `[k_blocks][rows of the group]` lines, scales and sums.
+/// A left operand of integer products, in row groups: `[k_blocks][rows of the group]` lines, scales and sums. Where a row has one scale,
+/// its lines lie in pairs, so that 64 values follow each other ([`super::paired`]).
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Integral {
     pub(in crate::cpu) values: Shared<i8>,
@@ -36,8 +37,13 @@ impl Integral {
     /// Row `row`, to be written.
     pub(in crate::cpu) fn row(&self, row: usize) -> IntegralRow {
         let group = self.groups.of(row);
-        let first = group.start * self.k_blocks + row - group.start;
-        IntegralRow { operand: *self, row, first, stride: group.len() }
+        IntegralRow {
+            operand: *self,
+            row,
+            start: group.start * self.k_blocks,
+            within: row - group.start,
+            height: group.len(),
+        }
     }
 
     /// Index of the first line of the group that begins at row `start`.
@@ -51,9 +57,23 @@ impl Integral {
 pub(in crate::cpu) struct IntegralRow {
     operand: Integral,
     row: usize,
-    /// Index of the row's first line; the others follow at `stride`.
-    first: usize,
-    stride: usize,
+    /// Index of the first line of the row's group, the row's number in the group, and the number of rows there.
+    start: usize,
+    within: usize,
+    height: usize,
+}
+
+impl IntegralRow {
+    /// Index of the row's line `k`.
+    #[inline(always)]
+    fn line(&self, k: usize) -> usize {
+        let operand = &self.operand;
+        if operand.by_row {
+            self.start + super::paired(operand.k_blocks, self.height, k, self.within)
+        } else {
+            self.start + k * self.height + self.within
+        }
+    }
 }
 
 /// Magnitude below which a line counts as zero: the inverse of its scale would overflow.
@@ -119,7 +139,7 @@ pub(in crate::cpu) unsafe fn quantize(x: &[f32], out: IntegralRow) {
         unsafe { operand.scales.set(out.row, whole.0) };
     }
     for (k, x) in x.as_chunks::<32>().0.iter().enumerate() {
-        let line = out.first + k * out.stride;
+        let line = out.line(k);
         let (of_line, factor) = if operand.by_row { whole } else { scale(peak(x)) };
         // SAFETY: passed on to the caller.
         let values = unsafe { operand.values.slice(line * 32, 32) };

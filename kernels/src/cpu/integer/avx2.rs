@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{COLUMNS, Form, IntegerFn, IntegerProduct};
+use super::{COLUMNS, Form, IntegerFn, IntegerProduct, paired};
 use crate::blocks::{LEVELS, LINE};
 
 /// Bytes ahead of the read position that are fetched while a panel is read.
@@ -117,7 +117,10 @@ unsafe fn unpack<const BITS: u8, const CODES: bool>(values: *const u8, octet: us
         out[i + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), nibble);
     }
     if CODES {
-        return out.map(|codes| _mm256_shuffle_epi8(levels, codes));
+        for out in &mut out {
+            *out = _mm256_shuffle_epi8(levels, *out);
+        }
+        return out;
     }
     if BITS == 6 {
         let mask = _mm256_set1_epi8(0x30);
@@ -139,8 +142,11 @@ unsafe fn unpack<const BITS: u8, const CODES: bool>(values: *const u8, octet: us
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn half<const BITS: u8>(weights: &[__m256i], a: *const i32, factors: __m256i) -> __m256i {
-    let part = |i: usize| _mm256_maddubs_epi16(weights[i], _mm256_set1_epi32(read!(a.wrapping_add(i))));
-    let (low, high) = (_mm256_add_epi16(part(0), part(1)), _mm256_add_epi16(part(2), part(3)));
+    let mut parts = [_mm256_setzero_si256(); 4];
+    for (i, part) in parts.iter_mut().enumerate() {
+        *part = _mm256_maddubs_epi16(weights[i], _mm256_set1_epi32(read!(a.wrapping_add(i))));
+    }
+    let (low, high) = (_mm256_add_epi16(parts[0], parts[1]), _mm256_add_epi16(parts[2], parts[3]));
     if BITS == 4 {
         _mm256_madd_epi16(_mm256_add_epi16(low, high), factors)
     } else {
@@ -244,7 +250,10 @@ unsafe fn packed<const BITS: u8, const SUBS: usize, const MINIMUM: bool, const Z
 unsafe fn signed<const R: usize>(values: *const u8, a: [*const i32; R], sums: &mut [[__m256i; 4]; R]) {
     let ones = _mm256_set1_epi16(1);
     for quad in 0..8 {
-        let x: [__m256i; R] = std::array::from_fn(|row| _mm256_set1_epi32(read!(a[row].wrapping_add(quad))));
+        let mut x = [_mm256_setzero_si256(); R];
+        for (x, a) in x.iter_mut().zip(a) {
+            *x = _mm256_set1_epi32(read!(a.wrapping_add(quad)));
+        }
         ahead(values.wrapping_add(quad * 128));
         ahead(values.wrapping_add(quad * 128 + 64));
         for octet in 0..4 {
@@ -301,7 +310,10 @@ unsafe fn bytes_line<const R: usize, const SUBS: usize>(
     first: usize,
 ) {
     let mut sums = [[_mm256_setzero_si256(); 4]; R];
-    let a = std::array::from_fn(|row| p.a.wrapping_add((k * p.rows + first + row) * LINE).cast());
+    let mut a = [p.a.cast(); R];
+    for (row, a) in a.iter_mut().enumerate() {
+        *a = p.a.wrapping_add((k * p.rows + first + row) * LINE).cast();
+    }
     // SAFETY: the values follow the sub-scales; a line of activations is 32 bytes.
     unsafe { signed::<R>(line.wrapping_add(SUBS * COLUMNS), a, &mut sums) };
     for (row, sums) in sums.iter().enumerate() {
@@ -349,7 +361,10 @@ unsafe fn rows(p: &IntegerProduct) {
 unsafe fn whole_rows<const R: usize>(p: &IntegerProduct, first: usize) {
     let mut sums = [[_mm256_setzero_si256(); 4]; R];
     for k in 0..p.k_blocks {
-        let a = std::array::from_fn(|row| p.a.wrapping_add((k * p.rows + first + row) * LINE).cast());
+        let mut a = [p.a.cast(); R];
+        for (row, a) in a.iter_mut().enumerate() {
+            *a = p.a.wrapping_add(paired(p.k_blocks, p.rows, k, first + row) * LINE).cast();
+        }
         // SAFETY: the panel begins with `k_blocks` lines of 1024 values; a line of activations is 32 bytes.
         unsafe { signed::<R>(p.panel.wrapping_add(k * LINE * COLUMNS), a, &mut sums) };
     }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Weights of one scale per row ([`Form::Rows`]) have one sum over all k: `c = (Σ value · x) · (scale · x_scale)`. Integers add up alike
-//! in every order, so each kernel gives the same bits; `portable.rs` states them, `avx2.rs` and `vnni.rs` are fast.
+//! in every order, so each kernel gives the same bits; `portable.rs` states them, `avx2.rs`, `vnni.rs` and `amx.rs` are fast.
 //!
 //! A panel of 32 columns is a stream in the order of k:
 //!
@@ -24,6 +24,8 @@
 
 pub(super) mod activations;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 mod portable;
 #[cfg(test)]
@@ -35,8 +37,6 @@ use crate::blocks::{LINE, Layout, RowBlocks, from_f16, weight};
 
 /// Columns of a panel.
 const COLUMNS: usize = 32;
-/// Most rows of a group: a line of weights is unpacked once for all of them.
-pub(super) const ROWS_MAX: usize = 16;
 /// Most columns of a matrix with one scale per row: so many products of 128 · 127 (weights are −128 at least) fit a sum of 32 bits.
 pub(super) const ROW_COLUMNS_MAX: usize = 131_072;
 
@@ -193,11 +193,11 @@ impl Form {
 /// One product: a group of rows of activations times one panel. [`IntegerFn`] states the requirements on the pointers.
 #[derive(Clone, Copy)]
 pub(super) struct IntegerProduct {
-    /// Activations, `[k_blocks][rows][32]`.
+    /// Activations, `[k_blocks][rows][32]`; for [`Form::Rows`] in the order of [`paired`].
     pub(super) a: *const i8,
     /// Scales of the activations, `[k_blocks][rows]`; `[rows]` for [`Form::Rows`].
     pub(super) scales: *const f32,
-    /// Sums of the halves of each line of activations, two of 16 bits in one word, `[k_blocks][rows]`.
+    /// Sums of the halves of each line of activations, two of 16 bits in one word, in the order of the lines.
     pub(super) sums: *const u32,
     pub(super) rows: usize,
     pub(super) panel: *const u8,
@@ -207,10 +207,18 @@ pub(super) struct IntegerProduct {
     pub(super) c: *mut f32,
 }
 
+/// Index of line `k` of row `row` in a group of `rows` rows with one scale each: `[k_blocks / 2][rows][2]`, then the last of an odd number
+/// of lines, `[rows]`. So 64 values of a row are one line of a cache, which a tile row of AMX holds.
+#[inline(always)]
+fn paired(k_blocks: usize, rows: usize, k: usize, row: usize) -> usize {
+    let is_alone = k + 1 == k_blocks && k.is_multiple_of(2);
+    if is_alone { k * rows + row } else { (k / 2 * rows + row) * 2 + k % 2 }
+}
+
 /// A kernel.
 ///
 /// # Safety
-/// The machine has the kernel's instructions. `1 <= rows <= ROWS_MAX`; `a`, `scales`, `sums` and `c` are valid for as many values as
+/// The machine has the kernel's instructions. `1 <= rows <= Integers::rows_max`; `a`, `scales`, `sums` and `c` are valid for as many values as
 /// [`IntegerProduct`] says, `c` is nobody else's, and `panel` is valid for `form.panel_bytes(k_blocks)` bytes, aligned to 64.
 pub(super) type IntegerFn = unsafe fn(&IntegerProduct);
 
@@ -222,15 +230,31 @@ pub(super) enum Integers {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// AVX-512 F, BW and VNNI; until kernels with AMX exist, the path of those machines too.
+    /// AVX-512 F, BW and VNNI.
     #[cfg(target_arch = "x86_64")]
     Vnni,
+    /// AMX-INT8 for groups of several rows, and VNNI for the rest.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Integers {
-    /// The fastest set that this machine has.
-    pub(super) fn best() -> Self {
-        Self::all().pop().expect("a portable set")
+    /// The fastest set that this machine has; with tiles only if `with_tiles`.
+    pub(super) fn best(with_tiles: bool) -> Self {
+        let all = Self::all().into_iter().rev();
+        all.into_iter().find(|set| with_tiles || !set.has_tiles()).expect("a portable set")
+    }
+
+    fn has_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Integers::Amx;
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
+    /// Most rows of a group: a line of weights is unpacked once for all of them.
+    pub(super) fn rows_max(self) -> usize {
+        if self.has_tiles() { 32 } else { 16 }
     }
 
     /// Sets that this machine has, the fastest last.
@@ -244,6 +268,7 @@ impl Integers {
                 && is_x86_feature_detected!("avx512vnni");
             all.extend(has_avx2.then_some(Integers::Avx2));
             all.extend(has_vnni.then_some(Integers::Vnni));
+            all.extend((has_vnni && super::detect::has_amx_int8()).then_some(Integers::Amx));
         }
         all
     }
@@ -256,6 +281,8 @@ impl Integers {
             Integers::Avx2 => avx2::kernel(form),
             #[cfg(target_arch = "x86_64")]
             Integers::Vnni => vnni::kernel(form),
+            #[cfg(target_arch = "x86_64")]
+            Integers::Amx => amx::kernel(form),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The arithmetic of integer products in plain loops.
 
-use super::{COLUMNS, Form, IntegerProduct};
+use super::{COLUMNS, Form, IntegerProduct, paired};
 use crate::blocks::{LINE, from_f16};
 
 /// Product of any form; see [`super::IntegerFn`].
@@ -20,7 +20,7 @@ pub(super) unsafe fn product(p: &IntegerProduct) {
         Form::Rows => {
             // SAFETY: as above.
             let scales = unsafe { std::slice::from_raw_parts(p.scales, p.rows) };
-            rows(panel, a, scales, c);
+            rows(panel, p.k_blocks, a, scales, c);
         }
         Form::Blocks(_) => {
             // SAFETY: as above.
@@ -78,11 +78,12 @@ fn line(form: Form, panel: &[u8], k: usize, a: &[[i8; LINE]], scales: &[f32], c:
     }
 }
 
-fn rows(panel: &[u8], a: &[[i8; LINE]], scales: &[f32], c: &mut [[f32; COLUMNS]]) {
+fn rows(panel: &[u8], k_blocks: usize, a: &[[i8; LINE]], scales: &[f32], c: &mut [[f32; COLUMNS]]) {
     let (values, of_columns) = panel.split_at(panel.len() - COLUMNS * 4);
     for (row, (c, &x_scale)) in c.iter_mut().zip(scales).enumerate() {
         let mut total = [0i32; COLUMNS];
-        for (values, a) in values.chunks_exact(LINE * COLUMNS).zip(a[row..].iter().step_by(scales.len())) {
+        for (k, values) in values.chunks_exact(LINE * COLUMNS).enumerate() {
+            let a = &a[paired(k_blocks, scales.len(), k, row)];
             let [first, second] = sums(&unpack(Form::Rows, values), a);
             for (n, total) in total.iter_mut().enumerate() {
                 *total += first[n] + second[n];

@@ -11,7 +11,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{COLUMNS, Form, IntegerFn, IntegerProduct};
+use super::{COLUMNS, Form, IntegerFn, IntegerProduct, paired};
 use crate::blocks::{LEVELS, LINE};
 
 /// Bytes ahead of the read position that are fetched while a panel is read.
@@ -91,7 +91,7 @@ macro_rules! read {
 /// `at` is valid for 32 bytes; AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn scales<const CODES: bool>(at: *const u8) -> __m512 {
+pub(super) unsafe fn scales<const CODES: bool>(at: *const u8) -> __m512 {
     // SAFETY: 32 bytes of the head of some lines.
     let bits = unsafe { _mm256_loadu_si256(at.cast()) };
     if CODES {
@@ -106,7 +106,7 @@ unsafe fn scales<const CODES: bool>(at: *const u8) -> __m512 {
 /// `at` is valid for 16 bytes; AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn factors<const SIGNED: bool>(at: *const u8) -> __m512 {
+pub(super) unsafe fn factors<const SIGNED: bool>(at: *const u8) -> __m512 {
     // SAFETY: 16 sub-scales or sub-minima.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
     _mm512_cvtepi32_ps(if SIGNED { _mm512_cvtepi8_epi32(bytes) } else { _mm512_cvtepu8_epi32(bytes) })
@@ -114,14 +114,14 @@ unsafe fn factors<const SIGNED: bool>(at: *const u8) -> __m512 {
 
 /// Fetches the bytes that follow, into the first-level cache.
 #[inline(always)]
-fn ahead(at: *const u8) {
+pub(super) fn ahead(at: *const u8) {
     // SAFETY: a prefetch has no effect but on caches, and SSE is part of x86-64.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast()) };
 }
 
 /// Sums of the two halves of a line of activations.
 #[inline(always)]
-fn halves(word: u32) -> [i32; 2] {
+pub(super) fn halves(word: u32) -> [i32; 2] {
     [i32::from(word as i16), (word as i32) >> 16]
 }
 
@@ -131,7 +131,11 @@ fn halves(word: u32) -> [i32; 2] {
 /// `low` is valid for 256 bytes, `high` for 128 if `BITS` is 6; AVX-512 F and BW.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn unpack<const BITS: u8, const CODES: bool>(low: *const u8, high: *const u8, half: usize) -> [__m512i; 4] {
+pub(super) unsafe fn unpack<const BITS: u8, const CODES: bool>(
+    low: *const u8,
+    high: *const u8,
+    half: usize,
+) -> [__m512i; 4] {
     let nibble = _mm512_set1_epi8(15);
     let mut out = [_mm512_setzero_si512(); 4];
     for (i, out) in out.iter_mut().enumerate() {
@@ -141,7 +145,10 @@ unsafe fn unpack<const BITS: u8, const CODES: bool>(low: *const u8, high: *const
     if CODES {
         // SAFETY: sixteen bytes.
         let levels = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(LEVELS.as_ptr().cast()) });
-        return out.map(|codes| _mm512_shuffle_epi8(levels, codes));
+        for out in &mut out {
+            *out = _mm512_shuffle_epi8(levels, *out);
+        }
+        return out;
     }
     if BITS == 6 {
         let (mask, high) = (_mm512_set1_epi8(0x30), load!(high.wrapping_add(half * 64)));
@@ -234,9 +241,13 @@ unsafe fn packed_rows<
                 if SUBS == 1 {
                     // SAFETY: as above.
                     let sub = unsafe { factors::<true>(line.wrapping_add(column)) };
-                    sums = acc.map(|acc| _mm512_mul_ps(_mm512_cvtepi32_ps(acc), sub));
+                    for (sum, acc) in sums.iter_mut().zip(acc) {
+                        *sum = _mm512_mul_ps(_mm512_cvtepi32_ps(acc), sub);
+                    }
                 } else if SUBS == 0 {
-                    sums = acc.map(|acc| _mm512_cvtepi32_ps(acc));
+                    for (sum, acc) in sums.iter_mut().zip(acc) {
+                        *sum = _mm512_cvtepi32_ps(acc);
+                    }
                 }
                 // SAFETY: the head has 32 scales.
                 let scale = unsafe { scales::<CODES>(head.wrapping_add(column * 2)) };
@@ -247,20 +258,21 @@ unsafe fn packed_rows<
                 if MINIMUM {
                     // SAFETY: the minima follow the scales.
                     let minimum = unsafe { scales::<false>(head.wrapping_add(64 + column * 2)) };
-                    let sub = |number: usize| {
+                    let mut sub = [minimum; 2];
+                    for (number, sub) in sub[..SUBS].iter_mut().enumerate() {
                         // SAFETY: the sub-minima follow the sub-scales.
-                        unsafe { factors::<false>(line.wrapping_add((SUBS + number) * COLUMNS + column)) }
-                    };
+                        *sub = unsafe { factors::<false>(line.wrapping_add((SUBS + number) * COLUMNS + column)) };
+                    }
                     for (row, c) in c.iter_mut().enumerate() {
                         let x_scale = _mm512_set1_ps(read!(p.scales.wrapping_add(at + row)));
                         let [one, other] = halves(read!(p.sums.wrapping_add(at + row)));
                         let whole = _mm512_set1_ps((one + other) as f32);
                         let of_x = match SUBS {
                             0 => whole,
-                            1 => _mm512_mul_ps(sub(0), whole),
+                            1 => _mm512_mul_ps(sub[0], whole),
                             _ => {
-                                let first = _mm512_mul_ps(sub(0), _mm512_set1_ps(one as f32));
-                                _mm512_fmadd_ps(sub(1), _mm512_set1_ps(other as f32), first)
+                                let first = _mm512_mul_ps(sub[0], _mm512_set1_ps(one as f32));
+                                _mm512_fmadd_ps(sub[1], _mm512_set1_ps(other as f32), first)
                             }
                         };
                         c[g] = _mm512_fmadd_ps(of_x, _mm512_mul_ps(minimum, x_scale), c[g]);
@@ -293,19 +305,25 @@ unsafe fn store<const R: usize, const G: usize>(p: &IntegerProduct, first: usize
 /// Adds the products of a line of signed weights to the sums, which then lack 128 · Σ x.
 ///
 /// # Safety
-/// `values` is valid for the `G` groups of 1024 bytes of a line, `a` for `R` lines; AVX-512 F and VNNI.
+/// `values` is valid for the `G` groups of 1024 bytes of a line, `a` for `R` lines at `stride` bytes; AVX-512 F and VNNI.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn signed<const R: usize, const G: usize>(values: *const u8, a: *const i8, sums: &mut [[__m512i; G]; R]) {
+unsafe fn signed<const R: usize, const G: usize>(
+    values: *const u8,
+    a: *const i8,
+    stride: usize,
+    sums: &mut [[__m512i; G]; R],
+) {
     let flip = _mm512_set1_epi8(i8::MIN);
     for quad in 0..8 {
-        let weights: [__m512i; G] = std::array::from_fn(|g| {
+        let mut weights = [flip; G];
+        for (g, weights) in weights.iter_mut().enumerate() {
             let from = values.wrapping_add(quad * 128 + g * 64);
             ahead(from);
-            _mm512_xor_si512(load!(from), flip)
-        });
+            *weights = _mm512_xor_si512(load!(from), flip);
+        }
         for (row, sums) in sums.iter_mut().enumerate() {
-            let x: *const i32 = a.wrapping_add(row * LINE + quad * 4).cast();
+            let x: *const i32 = a.wrapping_add(row * stride + quad * 4).cast();
             let x = _mm512_set1_epi32(read!(x));
             for (sum, weights) in sums.iter_mut().zip(weights) {
                 *sum = _mm512_dpbusd_epi32(*sum, weights, x);
@@ -343,23 +361,29 @@ unsafe fn bytes_rows<const R: usize, const G: usize, const SUBS: usize>(
             line = line.wrapping_add(head_bytes);
         }
         let at = k * p.rows + first;
-        let mut sums: [[__m512i; G]; R] = std::array::from_fn(|row| {
+        let mut sums = [[_mm512_setzero_si512(); G]; R];
+        for (row, sums) in sums.iter_mut().enumerate() {
             let [one, other] = halves(read!(p.sums.wrapping_add(at + row)));
-            [_mm512_set1_epi32(-128 * (one + other)); G]
-        });
+            *sums = [_mm512_set1_epi32(-128 * (one + other)); G];
+        }
         // SAFETY: the values follow the sub-scales, and the rows exist.
         unsafe {
-            signed(line.wrapping_add(SUBS * COLUMNS + group * 64), p.a.wrapping_add(at * LINE), &mut sums);
+            signed(line.wrapping_add(SUBS * COLUMNS + group * 64), p.a.wrapping_add(at * LINE), LINE, &mut sums);
         };
         for g in 0..G {
             // SAFETY: the head has 32 scales.
             let scale = unsafe { scales::<false>(head.wrapping_add((group + g) * 32)) };
-            // SAFETY: the line begins with its sub-scales.
-            let sub = (SUBS > 0).then(|| unsafe { factors::<true>(line.wrapping_add((group + g) * 16)) });
+            let mut sub = scale;
+            if SUBS > 0 {
+                // SAFETY: the line begins with its sub-scales.
+                sub = unsafe { factors::<true>(line.wrapping_add((group + g) * 16)) };
+            }
             for (row, (c, sums)) in c.iter_mut().zip(&sums).enumerate() {
                 let x_scale = _mm512_set1_ps(read!(p.scales.wrapping_add(at + row)));
-                let sum = _mm512_cvtepi32_ps(sums[g]);
-                let sum = sub.map_or(sum, |sub| _mm512_mul_ps(sum, sub));
+                let mut sum = _mm512_cvtepi32_ps(sums[g]);
+                if SUBS > 0 {
+                    sum = _mm512_mul_ps(sum, sub);
+                }
                 c[g] = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, x_scale), c[g]);
             }
         }
@@ -389,14 +413,15 @@ unsafe fn whole_rows<const R: usize, const G: usize>(p: &IntegerProduct, first: 
     let mut sums = [[_mm512_setzero_si512(); G]; R];
     let mut of_x = [0i32; R];
     for k in 0..p.k_blocks {
-        let at = k * p.rows + first;
+        let line = |row| paired(p.k_blocks, p.rows, k, row);
+        let (at, stride) = (line(first), line(1) - line(0));
         for (row, of_x) in of_x.iter_mut().enumerate() {
-            let [one, other] = halves(read!(p.sums.wrapping_add(at + row)));
+            let [one, other] = halves(read!(p.sums.wrapping_add(at + row * stride)));
             *of_x = of_x.wrapping_add(one + other);
         }
         let values = p.panel.wrapping_add(k * LINE * COLUMNS + group * 64);
         // SAFETY: the panel begins with `k_blocks` lines of 1024 values, and the rows exist.
-        unsafe { signed(values, p.a.wrapping_add(at * LINE), &mut sums) };
+        unsafe { signed(values, p.a.wrapping_add(at * LINE), stride * LINE, &mut sums) };
     }
     let scales: *const f32 = p.panel.wrapping_add(p.k_blocks * LINE * COLUMNS).cast();
     let mut c = [[_mm512_setzero_ps(); G]; R];

@@ -2,8 +2,9 @@
 //!
 //! The program is a list of tile operations, written once ([`short_program`], [`tall_program`]) and expanded twice: to instructions,
 //! and in tests to calls of a software model of the tile registers (`amx_model.rs`). So layout, indices and tails are
-//! tested on every machine. **The instructions themselves have not run on an AMX machine yet**; the model follows the pseudo-code of
-//! TDPBF16PS in Intel's manual, whose order an AMX machine was measured to keep. Speed figures of this path do not exist.
+//! tested on every machine. The model follows the pseudo-code of TDPBF16PS in Intel's manual, whose order an AMX machine was measured to keep.
+//!
+//! What comes next of B is fetched meanwhile ([`Ahead`](super::Ahead)): from memory it would take longer than the products with it.
 //!
 //! ```text
 //! tmm0 tmm1   C, rows 0..16,  columns 0..16 and 16..32        tmm4  A, rows 0..16      tmm6  B, columns 0..16
@@ -58,14 +59,14 @@ mod model;
 pub(in crate::cpu) use model::product as model_product;
 
 #[cfg(target_arch = "x86_64")]
-pub(in crate::cpu) use machine::product;
+pub(in crate::cpu) use machine::{configure, product};
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
     use std::arch::asm;
     use std::cell::Cell;
 
-    use super::super::{Blocks, Product, block};
+    use super::super::{Ahead, Blocks, Product, block};
     use super::K_BLOCKS_AT_ONCE;
 
     /// Tile product of the AMX path; see [`super::super::TileFn`].
@@ -74,7 +75,7 @@ mod machine {
     /// As `TileFn`; the machine has AMX-TILE and AMX-BF16 and the process may use them.
     pub(in crate::cpu) unsafe fn product(p: &Product<'_>) {
         // SAFETY: the caller's promise about the machine.
-        unsafe { configure(p.rows) };
+        unsafe { configure(p.rows, 16) };
         match p.b {
             // SAFETY: the caller's promise.
             Blocks::List(list) => unsafe { run(p, list) },
@@ -85,6 +86,9 @@ mod machine {
                     rest.k_blocks = K_BLOCKS_AT_ONCE.min(p.k_blocks - first);
                     rest.accumulate = p.accumulate || first > 0;
                     rest.a = p.a.wrapping_add(first * p.rows * 32);
+                    if let Ahead::Next { from, lines } = p.ahead {
+                        rest.ahead = Ahead::Next { from: from.wrapping_add(first * 1024), lines };
+                    }
                     // SAFETY: the caller's promise; the list has at least `rest.k_blocks` entries.
                     unsafe { run(&rest, &list) };
                 }
@@ -92,28 +96,32 @@ mod machine {
         }
     }
 
+    /// Values between what is multiplied and what is fetched of a stream: 4 KiB.
+    const STREAM_AHEAD: usize = 2048;
+
     /// Configuration block of 64 bytes that LDTILECFG reads: palette 1, then bytes per row and rows of each tile.
     #[repr(C, align(64))]
     struct Config([u8; 64]);
 
     thread_local! {
-        /// Number of rows for which this thread's tiles are configured; 0 before the first configuration.
-        static CONFIGURED: Cell<usize> = const { Cell::new(0) };
+        /// Rows and words for which this thread's tiles are configured; zeros before the first configuration.
+        static CONFIGURED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
     }
 
-    /// Configures this thread's tiles for groups of `rows` rows, if that differs from the current configuration.
+    /// Configures this thread's tiles for groups of `rows` rows of A, of which a tile holds `words` words of four bytes, if that differs
+    /// from the current configuration. B's tiles have `words` rows.
     ///
     /// # Safety
-    /// The machine has AMX-TILE and the process may use it.
-    unsafe fn configure(rows: usize) {
-        if CONFIGURED.replace(rows) == rows {
+    /// The machine has AMX-TILE and the process may use it; `rows` is 1 to 32, `words` 1 to 16.
+    pub(in crate::cpu) unsafe fn configure(rows: usize, words: usize) {
+        if CONFIGURED.replace((rows, words)) == (rows, words) {
             return;
         }
-        let (low, high) = (rows.min(16) as u8, rows.saturating_sub(16).max(1) as u8);
+        let (low, high, words) = (rows.min(16) as u8, rows.saturating_sub(16).max(1) as u8, words as u8);
         let mut config = Config([0; 64]);
         config.0[0] = 1;
-        for (tile, rows) in [low, low, high, high, low, high, 16, 16].into_iter().enumerate() {
-            config.0[16 + 2 * tile] = 64;
+        for (tile, rows) in [low, low, high, high, low, high, words, words].into_iter().enumerate() {
+            config.0[16 + 2 * tile] = if tile == 4 || tile == 5 { words * 4 } else { 64 };
             config.0[48 + tile] = rows;
         }
         // SAFETY: the block reads 64 valid bytes; it declares that it may read memory, so the stores above are not dropped.
@@ -167,6 +175,7 @@ mod machine {
             end { $(($($end:tt)*))* }
         ) => {{
             let (p, list): (&Product<'_>, &[*const u16]) = $p;
+            let (ahead, ahead_bytes) = ahead(p);
             // SAFETY: A, B and C are valid for what the program touches (`TileFn`), `k_blocks` is at least 1 and not above the
             // length of the list, and `configure` has set this thread's tiles to `p.rows`.
             unsafe {
@@ -180,6 +189,12 @@ mod machine {
                     "3:",
                     "mov {b}, [{list}]",
                     $(text!($($step)*),)*
+                    "mov {i}, {ahead_bytes}",
+                    "4:",
+                    "sub {i}, 64",
+                    "prefetcht1 [{ahead} + {i}]",
+                    "jnz 4b",
+                    "add {ahead}, 2048",
                     "add {list}, 8",
                     "add {a}, {a_step}",
                     "dec {k}",
@@ -192,6 +207,9 @@ mod machine {
                     list = inout(reg) list.as_ptr() => _,
                     k = inout(reg) p.k_blocks => _,
                     c = in(reg) p.c,
+                    ahead = inout(reg) ahead => _,
+                    ahead_bytes = in(reg) ahead_bytes,
+                    i = out(reg) _,
                     line = in(reg) 64usize,
                     row = in(reg) 128usize,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -200,6 +218,16 @@ mod machine {
                 );
             }
         }};
+    }
+
+    /// Address from which to fetch into the second-level cache for the first block of k, and the bytes to fetch for each block.
+    fn ahead(p: &Product<'_>) -> (*const u16, usize) {
+        match (p.ahead, p.b) {
+            (Ahead::Next { from, lines }, _) => (from, lines * 64),
+            (Ahead::Stream, Blocks::Contiguous(b)) => (b.wrapping_add(STREAM_AHEAD), 2048),
+            // One line that is there.
+            _ => (p.a, 64),
+        }
     }
 
     /// # Safety

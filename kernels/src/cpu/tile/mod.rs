@@ -86,7 +86,7 @@ const CANONICAL: &str = "tdpbf16ps";
 /// The portable kernel, which every machine has.
 fn portable_kernel() -> Kernel {
     let run: TileFn = if has_avx2_fma() { portable::product_fma } else { portable::product };
-    let (integers, expander) = (Integers::best(), Expander::best());
+    let (integers, expander) = (Integers::best(false), Expander::best());
     Kernel { run, rows_max: portable::ROWS_MAX, k_blocks_at_once: 0, family: CANONICAL, integers, expander }
 }
 
@@ -107,6 +107,7 @@ pub(super) fn kernel(path: Path) -> Kernel {
             run: amx::product,
             rows_max: amx::ROWS_MAX,
             k_blocks_at_once: amx::K_BLOCKS_AT_ONCE,
+            integers: Integers::best(true),
             ..portable_kernel()
         },
     }
@@ -134,9 +135,9 @@ use by_rows;
 
 /// Prefetches `values` into the second-level cache.
 #[inline]
-pub(super) fn fetch(values: &[u16]) {
+pub(super) fn fetch<T>(values: &[T]) {
     #[cfg(target_arch = "x86_64")]
-    for line in values.chunks(32) {
+    for line in values.chunks(64 / size_of::<T>()) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a prefetch has no effect but on caches, and SSE is part of x86-64.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
