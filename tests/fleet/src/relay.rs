@@ -43,19 +43,29 @@ pub struct Relay {
 struct Ways {
     mode: Arc<watch::Sender<Mode>>,
     cut: Arc<AtomicBool>,
-    /// Number of a connection to close, and the bytes that may go back on all connections before that.
-    cut_there: Arc<Mutex<Option<(u64, u64)>>>,
+    /// Connection to close.
+    cut_there: Arc<Mutex<Option<Cut>>>,
     /// Bytes that went back so far.
     returned: Arc<AtomicU64>,
-    /// Number of the connection that was closed.
-    closed: Arc<watch::Sender<Option<u64>>>,
+    /// Number of the connection that was closed, and the bytes that had gone back on all since [`Relay::cut_there`].
+    closed: Arc<watch::Sender<Option<(u64, u64)>>>,
     /// Bytes that may still go back before the open connections are held.
     budget: Arc<AtomicU64>,
     /// Number of connections so far.
     opened: Arc<AtomicU64>,
-    /// Pieces that came back, by connection.
-    answers: Arc<Mutex<BTreeMap<u64, u64>>>,
+    /// Pieces that came back, and their bytes, by connection.
+    answers: Arc<Mutex<BTreeMap<u64, (u64, u64)>>>,
     pieces: Arc<AtomicU64>,
+}
+
+/// A connection to close, and when.
+struct Cut {
+    number: u64,
+    /// Bytes that have gone back on all connections so far, and that go back before that.
+    from: u64,
+    after: u64,
+    /// Bytes that go back on the connection itself before that.
+    own: u64,
 }
 
 impl Relay {
@@ -131,7 +141,7 @@ impl Relay {
 
     /// Number of pieces that have come back on connection `number`, counted from 0.
     pub fn answers(&self, number: u64) -> u64 {
-        self.ways.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied().unwrap_or(0)
+        self.ways.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).map_or(0, |(pieces, _)| *pieces)
     }
 
     /// Silently carries nothing from now on, in either direction.
@@ -176,14 +186,14 @@ impl Relay {
     }
 
     /// Closes connection `number`, counted from 0, when `after` further bytes have come back on all connections
-    /// together.
-    pub fn cut_there(&self, number: u64, after: u64) {
-        let at = self.ways.returned.load(Ordering::SeqCst) + after;
-        *self.ways.cut_there.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, at));
+    /// together, and `own` on that one since it began.
+    pub fn cut_there(&self, number: u64, after: u64, own: u64) {
+        let from = self.ways.returned.load(Ordering::SeqCst);
+        *self.ways.cut_there.lock().unwrap_or_else(PoisonError::into_inner) = Some(Cut { number, from, after, own });
     }
 
-    /// Number of the connection closed by [`Self::cut_there`].
-    pub fn cut(&self) -> Option<u64> {
+    /// Number of the connection closed by [`Self::cut_there`], and the bytes that had gone back on all connections since that call.
+    pub fn cut(&self) -> Option<(u64, u64)> {
         *self.ways.closed.borrow()
     }
 }
@@ -217,11 +227,15 @@ impl Ways {
 
     /// Counts bytes that came back on connection `number`, and closes connections that are due.
     fn returned(&self, number: u64, bytes: usize) {
-        *self.answers.lock().unwrap_or_else(PoisonError::into_inner).entry(number).or_default() += 1;
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = answers.entry(number).or_default();
+        *own = (own.0 + 1, own.1 + bytes as u64);
         let returned = self.returned.fetch_add(bytes as u64, Ordering::SeqCst) + bytes as u64;
+        let own_bytes = |number: u64| answers.get(&number).map_or(0, |(_, bytes)| *bytes);
         let mut cut = self.cut_there.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((number, _)) = cut.take_if(|(_, at)| returned >= *at) {
-            self.closed.send_replace(Some(number));
+        let is_due = |cut: &mut Cut| returned - cut.from >= cut.after && own_bytes(cut.number) >= cut.own;
+        if let Some(cut) = cut.take_if(is_due) {
+            self.closed.send_replace(Some((cut.number, returned - cut.from)));
         }
     }
 
@@ -229,7 +243,7 @@ impl Ways {
     async fn closes(&self, number: u64) {
         let mut closed = self.closed.subscribe();
         // Err: impossible, since this value has the sender.
-        let _ = closed.wait_for(|closed| *closed == Some(number)).await;
+        let _ = closed.wait_for(|closed| closed.is_some_and(|(closed, _)| closed == number)).await;
     }
 }
 
