@@ -298,7 +298,7 @@ const TOKENS_MAX: u64 = u32::MAX as u64;
 
 impl Facts {
     /// Facts of an answer that a provider has given, by the token counts and the service tier that it reports. Counts
-    /// are at most [`TOKENS_MAX`].
+    /// are at most 2^32 − 1.
     pub fn reported(usage: Usage, tier: Option<ServiceTier>) -> Self {
         let Usage { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, reasoning_tokens } = usage;
         Self {
