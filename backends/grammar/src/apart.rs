@@ -4,8 +4,10 @@ use crate::pointer::referenced;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// Most pairs of values that one `oneOf` may take to be looked at.
-const PAIRS_MAX: usize = 1 << 20;
+/// Most values that all `oneOf` of one schema may take to be looked at, each in each comparison.
+pub(crate) const LOOKS_MAX: usize = 1 << 20;
+/// Bytes of a text that cost as much as a value.
+const BYTES: usize = 64;
 /// Longest chain of references.
 const CHAIN_MAX: usize = 8;
 
@@ -15,11 +17,23 @@ const TYPES: [(&str, u8); 7] =
 const OBJECT: u8 = 32;
 const ANY: u8 = 63;
 
-/// Returns true if no value satisfies two of these schemas of the document `root`.
-pub(crate) fn are_apart(options: &[Value], root: &Value) -> bool {
-    let marks: Vec<Mark<'_>> = options.iter().map(|option| Mark::of(option, root, CHAIN_MAX)).collect();
-    let mut left = PAIRS_MAX;
-    marks.iter().enumerate().all(|(at, a)| marks[at + 1..].iter().all(|b| a.is_apart(b, &mut left)))
+/// Returns true if no value satisfies two of these schemas of the document `root`. `left`: values that may still be looked at
+/// ([`LOOKS_MAX`] at first); once none is left, schemas count as not apart.
+pub(crate) fn are_apart(options: &[Value], root: &Value, left: &mut usize) -> bool {
+    let mut marks: Vec<Mark<'_>> = Vec::new();
+    for option in options {
+        marks.push(Mark::of(option, root, CHAIN_MAX, left));
+        if *left == 0 {
+            return false;
+        }
+    }
+    marks.iter().enumerate().all(|(at, a)| marks[at + 1..].iter().all(|b| a.is_apart(b, left)))
+}
+
+/// Takes `count` of what is left; false once nothing is.
+fn take(left: &mut usize, count: usize) -> bool {
+    *left = left.saturating_sub(count);
+    *left > 0
 }
 
 /// What tells a schema from others.
@@ -43,29 +57,33 @@ impl<'a> Values<'a> {
     }
 
     fn is_apart(self, other: Self, left: &mut usize) -> bool {
-        let pairs = self.0.len().saturating_mul(other.0.len());
-        *left = left.saturating_sub(pairs);
-        *left > 0 && self.0.iter().all(|a| other.0.iter().all(|b| !same(a, b)))
+        self.0.iter().all(|a| other.0.iter().all(|b| !same(a, b, left)))
     }
 }
 
 impl<'a> Mark<'a> {
-    fn of(schema: &'a Value, root: &'a Value, chain: usize) -> Self {
+    fn of(schema: &'a Value, root: &'a Value, chain: usize, left: &mut usize) -> Self {
         let none = Self { types: ANY, values: None, properties: HashMap::new() };
         let Some(map) = schema.as_object().filter(|_| chain > 0) else { return none };
-        let target = map.get("$ref").and_then(Value::as_str).and_then(|target| referenced(root, target));
-        let mut mark = target.map_or(none, |target| Self::of(target, root, chain - 1));
+        let reference = map.get("$ref").and_then(Value::as_str);
+        let required = map.get("required").and_then(Value::as_array);
+        let values = Values::of(map);
+        let count = required.map_or(0, Vec::len) + values.map_or(0, |values| values.0.len());
+        if !take(left, 1 + count + reference.map_or(0, str::len) / BYTES) {
+            return none;
+        }
+        let target = reference.and_then(|target| referenced(root, target));
+        let mut mark = target.map_or(none, |target| Self::of(target, root, chain - 1, left));
         let named = |name: &Value| TYPES.iter().find(|(known, _)| name == known).map_or(ANY, |(_, bit)| *bit);
         mark.types &= match map.get("type") {
             Some(Value::Array(names)) => names.iter().map(named).fold(0, |all, bit| all | bit),
             Some(name) => named(name),
             None => ANY,
         };
-        if let Some(values) = Values::of(map) {
+        if let Some(values) = values {
             mark.types &= values.0.iter().map(type_of).fold(0, |all, bit| all | bit);
             mark.values = Some(values);
         }
-        let required = map.get("required").and_then(Value::as_array);
         for name in required.into_iter().flatten().filter_map(Value::as_str) {
             let property = map.get("properties").and_then(|properties| properties.get(name)?.as_object());
             if let Some(values) = property.and_then(Values::of) {
@@ -76,8 +94,7 @@ impl<'a> Mark<'a> {
     }
 
     fn is_apart(&self, other: &Self, left: &mut usize) -> bool {
-        *left = left.saturating_sub(1 + self.properties.len());
-        if *left == 0 {
+        if !take(left, 1 + self.properties.len()) {
             return false;
         }
         let meet = self.types & other.types;
@@ -108,13 +125,17 @@ fn type_of(value: &Value) -> u8 {
     TYPES.iter().find(|(known, _)| *known == name).map_or(ANY, |(_, bit)| *bit)
 }
 
-/// Equality as JSON Schema has it: numbers by their value. Numbers that floats cannot tell apart count as equal.
-fn same(a: &Value, b: &Value) -> bool {
+/// Equality as JSON Schema has it: numbers by their value. Numbers that floats cannot tell apart count as equal, and so do all values once
+/// nothing is left.
+fn same(a: &Value, b: &Value, left: &mut usize) -> bool {
+    if !take(left, 1 + a.as_str().map_or(0, str::len) / BYTES) {
+        return true;
+    }
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, left)),
         (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b)))
+            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b, left)))
         }
         (a, b) => a == b,
     }

@@ -1,7 +1,7 @@
 //! JSON schemas from outside: bounded, freed of what a client must not set, and audited for keywords that the parser
 //! does not enforce.
 
-use crate::apart::are_apart;
+use crate::apart::{LOOKS_MAX, are_apart};
 use crate::error::{GrammarError, too_large};
 use crate::kind::Kind;
 use crate::narrow;
@@ -164,6 +164,7 @@ pub(crate) fn prepare_value(
         multiple: 1,
         weights: HashMap::new(),
         seen: HashSet::new(),
+        looks: LOOKS_MAX,
         targets: Vec::new(),
         counted: Vec::new(),
         has_optional: false,
@@ -269,6 +270,8 @@ struct Audit<'a> {
     weights: HashMap<&'a str, Option<Weight>>,
     /// Addresses of the schemas that were looked at.
     seen: HashSet<*const Value>,
+    /// Values that may still be looked at to tell the options of a `oneOf` apart.
+    looks: usize,
     /// Targets of references that were not looked up yet.
     targets: Vec<&'a str>,
     /// Places of schemas that count properties, and are not reported for it.
@@ -288,7 +291,10 @@ impl<'a> Audit<'a> {
     fn look(&mut self, schema: &'a Value, pointer: &mut String, level: usize) -> Result<(), GrammarError> {
         too_large(self.kind, "levels", level, LEVELS_MAX)?;
         let Value::Object(map) = schema else { return Ok(()) };
-        self.seen.insert(std::ptr::from_ref(schema));
+        // A reference may have led to it before its turn.
+        if !self.seen.insert(std::ptr::from_ref(schema)) {
+            return Ok(());
+        }
         self.references(map, pointer)?;
         self.keywords(map, pointer)?;
         for (key, value) in map {
@@ -381,8 +387,10 @@ impl<'a> Audit<'a> {
                     too_large(self.kind, "patternProperties in one object", named.len(), PATTERN_PROPERTIES_MAX)?;
                     named.keys().for_each(|pattern| self.pattern(pattern));
                 }
-                ("oneOf", Value::Array(options)) if options.len() > 1 && !are_apart(options, self.root) => {
-                    self.note("oneOf".to_owned(), pointer);
+                ("oneOf", Value::Array(options)) if options.len() > 1 => {
+                    if !are_apart(options, self.root, &mut self.looks) {
+                        self.note("oneOf".to_owned(), pointer);
+                    }
                 }
                 (_, Value::Number(count)) if COUNTS.contains(&key) => {
                     let size = count.as_u64().unwrap_or(0);

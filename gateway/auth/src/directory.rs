@@ -96,15 +96,15 @@ impl Directory {
         self.by_id.values().filter(|entry| entry.record.revoked.is_none()).count()
     }
 
-    /// Next snapshot: a copy of this one with `changes` of the store applied.
-    pub(super) fn with(&self, changes: Changes) -> Self {
+    /// Next snapshot: a copy of this one with `changes` of the store applied. `known`: the snapshot in force, whose keys stay proven.
+    pub(super) fn with(&self, changes: Changes, known: &Self) -> Self {
         let mut next = self.clone();
         for record in changes.keys {
             // A rotation changes the digests: remove those of the old record first.
             if let Some(old) = next.by_id.remove(&record.id) {
                 digests(&old.record).for_each(|digest| drop(next.by_digest.remove(&digest)));
             }
-            let good = self.by_id.get(&record.id).map(|old| old.good.clone()).unwrap_or_default();
+            let good = known.by_id.get(&record.id).map(|old| old.good.clone()).unwrap_or_default();
             let entry = Arc::new(Entry { record, made: ArcSwapOption::empty(), good });
             digests(&entry.record).for_each(|digest| drop(next.by_digest.insert(digest, entry.clone())));
             next.by_id.insert(entry.record.id.clone(), entry);
@@ -328,7 +328,7 @@ pub(super) mod tests {
         // Versions are never reused: the cached principal of an entry is valid for one version.
         static VERSIONS: AtomicU64 = AtomicU64::new(1);
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
-        directory.with(Changes { keys, owners, version, more: false })
+        directory.with(Changes { keys, owners, version, more: false }, directory)
     }
 
     fn who(directory: &Directory, id: &str) -> Result<Arc<Principal>, Denied> {

@@ -232,21 +232,22 @@ async fn read_changes(directory: &ArcSwap<Directory>, store: &dyn Store) -> Resu
         return Ok(());
     }
     let is_anew = version < known.version;
-    if is_anew {
-        tracing::warn!(version, known = known.version, "the store has lost changes of keys: all keys are read anew");
-    }
-    let mut next = if is_anew { Arc::new(known.anew()) } else { known };
+    let mut next = if is_anew { Arc::new(known.anew()) } else { known.clone() };
     loop {
         let changes = answered(store.directory_since(next.version, PIECE)).await?;
         let more = changes.more;
-        next = Arc::new(next.with(changes));
+        next = Arc::new(next.with(changes, &known));
         if !is_anew || !more {
             directory.store(next.clone());
         }
         if !more {
-            return Ok(());
+            break;
         }
     }
+    if is_anew {
+        tracing::warn!(version, known = known.version, "the store had lost changes of keys: all keys were read anew");
+    }
+    Ok(())
 }
 
 /// Result of a call to the store, with [`StoreError::Busy`] at the deadline.

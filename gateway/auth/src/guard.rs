@@ -565,7 +565,8 @@ mod tests {
         identity.issuers.push(Issuer::new(&config));
         let change = |owner: OwnerRecord, version: u64| {
             let changes = Changes { keys: Vec::new(), owners: vec![owner], version, more: false };
-            guard.directory.store(Arc::new(guard.directory.load().with(changes)));
+            let known = guard.directory.load_full();
+            guard.directory.store(Arc::new(known.with(changes, &known)));
         };
         change(owner(OwnerKind::Team, "t"), 1);
         let user = Arc::new(user);

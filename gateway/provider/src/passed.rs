@@ -76,8 +76,10 @@ impl Passed {
 
     /// Records the token usage for pacing and the trace.
     pub(super) fn counts(&mut self, usage: Usage) {
-        if let Some(paced) = self.paced.as_mut().filter(|_| usage.prompt_tokens + usage.completion_tokens > 0) {
-            paced.used(usage.prompt_tokens + usage.completion_tokens);
+        // A provider may report any number.
+        let tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+        if let Some(paced) = self.paced.as_mut().filter(|_| tokens > 0) {
+            paced.used(tokens);
         }
         let Some(span) = &mut self.span else { return };
         span.set("gen_ai.usage.input_tokens", usage.prompt_tokens);

@@ -7,7 +7,7 @@
 //! - one group: a unit is a stretch of memory read once, in order.
 //! - codes of 4 and 8 bits (`narrow/`) are expanded to bf16 first, once per item: block by block of k into L1 for few rows, all panels of the unit into L2
 //!   for many.
-//! - AMX wants its panel of B in L1: for a block of k, panel by panel, all groups of the item; C waits in scratch (512 KiB).
+//! - AMX wants its panel of B in L1: for a block of k, panel by panel, all groups of the item; C waits in scratch (320 KiB).
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(super) const UNIT_BYTES: usize = 320 << 10;
 /// Bytes of A that one item walks over; the panels of a matrix are walked over again for each piece of so many rows. Without the bound,
 /// A of 2048 rows (4 to 12 MiB) comes from memory for each unit: 75 instead of 82 % of peak on one thread.
 const PIECE_BYTES: usize = 1536 << 10;
-/// Row groups of one item for kernels that block k: 8 groups of 32 rows.
+/// Row groups of one item for kernels that block k: 16 groups of 32 rows.
 const GROUPS_BLOCKED: usize = 16;
 
 /// Row groups for which reading a panel from L3 or memory again is a few per cent of the work.
@@ -235,7 +235,7 @@ impl<'a> Part<'a> {
         } else {
             (self.groups.rows() * self.section.k_blocks * self.left.line_bytes()).div_ceil(PIECE_BYTES)
         };
-        fair.max(fit)
+        fair.max(fit).min(groups)
     }
 
     fn whole_k(
@@ -443,5 +443,49 @@ impl<'a> Part<'a> {
         // SAFETY: the kernel is this machine's and made for the form; the operand's lines, scales and sums of the group exist (checked by
         // `at`); the panel is a whole one; C is an exclusive slice of the size.
         unsafe { (self.kernel.integers.kernel(form))(&product) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::integer::activations::{Memory, quantize};
+    use super::super::tile::tests::kernels;
+    use super::*;
+    use crate::device::{DType, Held, HostTensor, RowOrder};
+    use crate::host::Arena;
+    use crate::source::Source;
+
+    #[test]
+    fn rows_larger_than_a_piece_are_multiplied_in_whole_groups() {
+        // Sixteen rows are one group on every path, with 1.6 MB of activations.
+        const ROWS: usize = 16;
+        const COLUMNS: usize = 81_920;
+        let (mut arena, mut pool) = (Arena::default(), Pool::new(1, None).unwrap());
+        let bytes = [0x80, 0x3f].repeat(COLUMNS);
+        let (shape, order) = (&[1, COLUMNS], RowOrder::Plain);
+        let host = HostTensor { name: "ones", dtype: DType::Bf16, shape, bytes: &bytes, order, reader: None };
+        let sources = [Source::new(&host, 2).unwrap()];
+        let weight = Packed::stack(&mut arena, &mut pool, &sources, None, Held::Int8).unwrap();
+        for (name, kernel) in kernels() {
+            let mut memory = Memory::default();
+            let integral = memory.operand(Groups::new(ROWS, kernel.integers.rows_max()), COLUMNS / 32, true);
+            assert!(integral.groups.count() * PIECE_BYTES < ROWS * COLUMNS / 32 * 40);
+            for row in 0..ROWS {
+                // SAFETY: one thread.
+                unsafe { quantize(&[1.0 + row as f32; COLUMNS], integral.row(row)) };
+            }
+            let left = Left { half: None, integral: Some(integral) };
+            let product = Matmul { kernel: &kernel, left, weight: &weight, together: 1, added: None };
+            let seen = std::sync::Mutex::new(vec![0.0; ROWS]);
+            product.run(&mut pool, &mut [Scratch::default()], &|finished| {
+                for (_, row, line) in finished.lines() {
+                    seen.lock().unwrap()[row] += line[0];
+                }
+            });
+            for (row, sum) in seen.into_inner().unwrap().into_iter().enumerate() {
+                let want = (1.0 + row as f32) * COLUMNS as f32;
+                assert!((sum / want - 1.0).abs() < 1e-5, "{name}, row {row}: {sum}");
+            }
+        }
     }
 }

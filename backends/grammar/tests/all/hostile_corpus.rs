@@ -118,6 +118,28 @@ fn schemas() -> Vec<(&'static str, Source)> {
         ("allOf of anyOfs", Source::json_schema(json!({"allOf": [{"anyOf": any(60)}, {"anyOf": any(60)}, {"anyOf": any(60)}]}).to_string())),
         ("allOf of two large anyOfs", Source::json_schema(json!({"allOf": [{"anyOf": any(60)}, {"anyOf": any(60)}]}).to_string())),
         ("many overlapping oneOfs", Source::json_schema(json!({"oneOf": any(300)}).to_string())),
+        ("oneOf of one large object", Source::json_schema({
+            let names: Vec<String> = (0..2_500).map(|n| format!("p{n}")).collect();
+            let properties: serde_json::Map<String, Value> = names.iter().map(|name| (name.clone(), json!({"const": 1}))).collect();
+            let object = json!({"type": "object", "required": names, "properties": properties});
+            json!({"oneOf": vec![json!({"$ref": "#/a"}); 4_000], "a": object}).to_string()
+        })),
+        ("oneOf of one object that requires a name often", Source::json_schema({
+            let object = json!({"type": "object", "required": vec!["a"; 16_000], "properties": {"a": {"const": 1}}});
+            json!({"oneOf": vec![json!({"$ref": "#/a"}); 4_000], "a": object}).to_string()
+        })),
+        ("oneOfs of long constants", Source::json_schema({
+            let option = |n: u32| json!({"$ref": "#/a", "type": "object", "required": ["z"], "properties": {"z": {"const": n}}});
+            let long = json!({"type": "object", "required": ["y"], "properties": {"y": {"const": vec![1; 16_000]}}});
+            json!({"oneOf": (0..1_000).map(option).collect::<Vec<_>>(), "a": long}).to_string()
+        })),
+        ("references into each level of one schema", Source::json_schema({
+            let constants = (0..1_400).map(|n| json!({"const": n})).collect::<Vec<_>>();
+            let deepest = json!({"oneOf": constants});
+            let x = (0..50).fold(deepest, |inner, _| json!({"items": inner}));
+            let references: Vec<Value> = (0..50).map(|n| json!({"$ref": format!("#/x{}", "/items".repeat(n))})).collect();
+            json!({"prefixItems": references, "x": x}).to_string()
+        })),
         ("an enum of ten thousand", Source::json_schema(json!({"enum": (0..10_000).map(|n| format!("value-{n}")).collect::<Vec<_>>()}).to_string())),
         ("an enum of objects", Source::json_schema(json!({"enum": (0..2000).map(|n| json!({"a": n, "b": [n]})).collect::<Vec<_>>()}).to_string())),
         ("a schema of one megabyte", Source::json_schema(json!({"description": "x".repeat(1 << 20)}).to_string())),

@@ -109,7 +109,7 @@ struct State {
     /// Counters with a question that was given up: the store may have granted more than this gateway knows, so the leases are reported.
     unheard: HashSet<Key>,
     looked_at: Option<Instant>,
-    /// True while amounts that were taken out of the cells are being reported.
+    /// True while amounts that were taken out of the cells, or leases after questions that were given up, are being reported.
     is_reporting: bool,
     /// True once the process ends: no rest of a portion is kept for further requests.
     is_ending: bool,
@@ -476,7 +476,8 @@ impl Shared {
         let mut state = self.state();
         state.is_ending = true;
         let is_done = |cell: &Cell| cell.leased <= cell.held && cell.over == 0 && cell.spent == 0;
-        !is_up || !state.is_reporting && state.doubted.is_empty() && state.cells.values().all(is_done)
+        let is_heard = state.doubted.is_empty() && state.unheard.is_empty();
+        !is_up || !state.is_reporting && is_heard && state.cells.values().all(is_done)
     }
 }
 

@@ -147,9 +147,12 @@ impl Shared {
         let kept: Vec<Kept> = {
             let mut state = self.state();
             let unheard = std::mem::take(&mut state.unheard);
+            state.is_reporting = true;
             unheard.iter().filter_map(|key| Some(state.cells.get(key)?.kept(key))).collect()
         };
-        match self.lease_all(&kept, now).await {
+        let told = self.lease_all(&kept, now).await;
+        self.state().is_reporting = false;
+        match told {
             Ok(()) => true,
             Err(why) => {
                 self.failed(&why);
@@ -322,8 +325,10 @@ impl Shared {
     fn due(&self, at: Instant, now: u64) -> Vec<Settlement> {
         let (mut out, mut unused) = (Vec::new(), Vec::new());
         let mut state = self.state();
-        let is_ending = state.is_ending;
-        state.cells.retain(|(counter, window), cell| {
+        let State { cells, unheard, is_ending, .. } = &mut *state;
+        let is_ending = *is_ending;
+        cells.retain(|key, cell| {
+            let (counter, window) = key;
             if cell.is_lost && cell.held == 0 {
                 cell.is_lost = false;
                 unused.push(counter.clone());
@@ -338,7 +343,8 @@ impl Shared {
             if leased > 0 || spent > 0 {
                 out.push(Settlement { counter: counter.clone(), window: *window, leased, spent });
             }
-            cell.held > 0 || cell.leased > 0 || !(idle || ended)
+            // Of a question that was given up, the store may hold a grant that this cell is to take back.
+            cell.held > 0 || cell.leased > 0 || !(idle || ended) || unheard.contains(key)
         });
         state.is_reporting = !out.is_empty();
         drop(state);

@@ -4,14 +4,20 @@
 //! A statement whose caller has given up may still be under way or wait for a row, and take effect much later. Asks
 //! therefore carry the number of their holder's last lease call (`Words`), and settlements carry their own numbers.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::Postgres;
 use super::held::{int, number, odd};
 use crate::counters::{AMOUNT_MAX, check_asks, check_kept, check_settlements};
 use crate::json::to_json;
 use crate::{Ask, Begun, Counters, Grant, Kept, Settlement, StoreError};
+
+/// Longest wait for a server's word that it can count, as for any other report.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[async_trait]
 impl Counters for Postgres {
@@ -43,7 +49,9 @@ impl Counters for Postgres {
     async fn begin(&self) -> Result<Begun, StoreError> {
         // The counts are not lost, but a server that is away, or a former primary that only reads, cannot count.
         let sql = "SELECT current_setting('transaction_read_only') = 'off'";
-        match self.held().await?.is(sql, &[]).await? {
+        // A connection that is silent after a failover is given up soon, and closed: another one may reach the new primary.
+        let asked = timeout(BEGIN_TIMEOUT, async { self.held().await?.is(sql, &[]).await });
+        match asked.await.unwrap_or(Err(StoreError::Busy))? {
             true => Ok(Begun::Whole),
             false => Err(StoreError::Broken("PostgreSQL: the server only reads: another one is the primary".into())),
         }

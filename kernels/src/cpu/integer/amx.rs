@@ -39,6 +39,7 @@ fn kernel_on<T: Tiles>(form: Form) -> IntegerFn {
         return blocks::<T, 4, 0, false, true>;
     }
     match (layout.bits, layout.subs, layout.minimum) {
+        (8, ..) if layout.zero > 0 => vnni::kernel(form),
         (4, 0, false) => blocks::<T, 4, 0, false, false>,
         (4, 0, true) => blocks::<T, 4, 0, true, false>,
         (4, 1, true) => blocks::<T, 4, 1, true, false>,

@@ -241,8 +241,7 @@ pub(super) enum Integers {
 impl Integers {
     /// The fastest set that this machine has; with tiles only if `with_tiles`.
     pub(super) fn best(with_tiles: bool) -> Self {
-        let all = Self::all().into_iter().rev();
-        all.into_iter().find(|set| with_tiles || !set.has_tiles()).expect("a portable set")
+        Self::all(with_tiles).pop().expect("a portable set")
     }
 
     fn has_tiles(self) -> bool {
@@ -257,8 +256,9 @@ impl Integers {
         if self.has_tiles() { 32 } else { 16 }
     }
 
-    /// Sets that this machine has, the fastest last.
-    fn all() -> Vec<Self> {
+    /// Sets that this machine has, the fastest last. The process asks the system for tiles only if `with_tiles`.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "tiles are of x86-64"))]
+    fn all(with_tiles: bool) -> Vec<Self> {
         let mut all = vec![Integers::Portable];
         #[cfg(target_arch = "x86_64")]
         {
@@ -268,7 +268,8 @@ impl Integers {
                 && is_x86_feature_detected!("avx512vnni");
             all.extend(has_avx2.then_some(Integers::Avx2));
             all.extend(has_vnni.then_some(Integers::Vnni));
-            all.extend((has_vnni && super::detect::has_amx_int8()).then_some(Integers::Amx));
+            let has_tiles = with_tiles && has_vnni && super::detect::has_amx_int8();
+            all.extend(has_tiles.then_some(Integers::Amx));
         }
         all
     }

@@ -83,7 +83,7 @@ mod machine {
                 let mut rest = *p;
                 for first in (0..p.k_blocks).step_by(K_BLOCKS_AT_ONCE) {
                     let list: [_; K_BLOCKS_AT_ONCE] = std::array::from_fn(|i| block(p.b, first + i));
-                    rest.k_blocks = K_BLOCKS_AT_ONCE.min(p.k_blocks - first);
+                    (rest.b, rest.k_blocks) = (Blocks::Contiguous(list[0]), K_BLOCKS_AT_ONCE.min(p.k_blocks - first));
                     rest.accumulate = p.accumulate || first > 0;
                     rest.a = p.a.wrapping_add(first * p.rows * 32);
                     if let Ahead::Next { from, lines } = p.ahead {
@@ -223,9 +223,9 @@ mod machine {
     /// Address from which to fetch into the second-level cache for the first block of k, and the bytes to fetch for each block.
     fn ahead(p: &Product<'_>) -> (*const u16, usize) {
         match (p.ahead, p.b) {
-            (Ahead::Next { from, lines }, _) => (from, lines * 64),
+            (Ahead::Next { from, lines }, _) => (from, lines.max(1) * 64),
             (Ahead::Stream, Blocks::Contiguous(b)) => (b.wrapping_add(STREAM_AHEAD), 2048),
-            // One line that is there.
+            // One line for each block, of A or of what lies behind it.
             _ => (p.a, 64),
         }
     }
