@@ -387,10 +387,10 @@ impl<'a> Audit<'a> {
                     too_large(self.kind, "patternProperties in one object", named.len(), PATTERN_PROPERTIES_MAX)?;
                     named.keys().for_each(|pattern| self.pattern(pattern));
                 }
-                ("oneOf", Value::Array(options)) if options.len() > 1 => {
-                    if !are_apart(options, self.root, &mut self.looks) {
-                        self.note("oneOf".to_owned(), pointer);
-                    }
+                ("oneOf", Value::Array(options))
+                    if options.len() > 1 && !are_apart(options, self.root, &mut self.looks) =>
+                {
+                    self.note("oneOf".to_owned(), pointer);
                 }
                 (_, Value::Number(count)) if COUNTS.contains(&key) => {
                     let size = count.as_u64().unwrap_or(0);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use penstock_store::{AMOUNT_MAX, Ask, Begun, Grant, Kept, Settlement, StoreError};
 use tokio::time::{sleep, timeout};
 
-use super::{Cell, IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept, key};
+use super::{Cell, IDLE, IN_FLIGHT_SECONDS, Key, Shared, State, kept, key};
 use penstock_base::clock;
 
 /// Interval at which spent and returned amounts are reported to the store.
