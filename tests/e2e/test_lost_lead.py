@@ -13,6 +13,7 @@ from harness import Gateway, wait_until
 from providers import OpenAi
 from servers import PASSWORD, Postgres, find
 
+FOR_GOOD = 1 << 30
 WHOLE = ", ".join(map(str, range(1, 41)))
 # "penstock" in ASCII, in two halves, as PostgreSQL lists it.
 LOCK = f"locktype = 'advisory' AND granted AND classid = {0x70656E73} AND objid = {0x746F636B}"
@@ -42,9 +43,10 @@ def mock():
 @pytest.fixture
 def gate(mock):
     gate = Gate()
-    with mock.behaving(before=gate.before):
+    # An answer that is not streamed comes once the gate is open for good.
+    with mock.behaving(before=gate.before, before_whole=lambda: gate.before(FOR_GOOD)):
         yield gate
-        gate.open(1 << 30)
+        gate.open(FOR_GOOD)
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_a_leader_that_lost_its_session_goes_on(pair, postgres, gate, mock):
     # Several turns of the new leader, which sees the response that the other runs.
     time.sleep(6)
     assert pair[first].client().responses.retrieve(response.id).status == "in_progress"
-    gate.open(1 << 30)
+    gate.open(FOR_GOOD)
     final = ended(pair[second].client(), response.id)
     assert final.status == "completed" and final.output_text == WHOLE, final
     events = again(pair[second].client(), response.id)
@@ -111,7 +113,7 @@ def test_a_leader_that_lost_its_session_goes_on(pair, postgres, gate, mock):
 def test_an_answer_outlives_a_restart_of_the_database(pair, postgres, gate, mock):
     first, seen, asked = begun(pair, postgres, gate, mock)
     postgres.kill()
-    gate.open(1 << 30)
+    gate.open(FOR_GOOD)
     wait_until(lambda: "background work waits for the store" in pair[first].log(), "the answer is ready", 60)
     postgres.start()
     final = ended(pair[first].client(), seen[0].response.id)
@@ -128,7 +130,7 @@ def test_what_a_dead_gateway_ran_is_ended_or_run_again(pair, postgres, gate, moc
     wait_until(lambda: asks(mock) == asked + 1, "the model is asked")
     pair[first].process.kill()
     pair[first].process.wait()
-    gate.open(1 << 30)
+    gate.open(FOR_GOOD)
     # Clients have had events of the one, so that it cannot begin again; nobody has had any of the other.
     assert ended(client, seen[0].response.id).status == "failed"
     final = ended(client, quiet.id)

@@ -68,6 +68,8 @@ class Fault:
     comments: bool = False
     # Called before each event with its number, and before the end of the body: what a test waits for there has happened by then.
     before: Callable[[int], object] = lambda number: None
+    # Called before an answer that is not streamed.
+    before_whole: Callable[[], object] = lambda: None
 
 
 @dataclass
@@ -261,6 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _whole(self, status: int, body: bytes, headers: dict[str, str], fault: Fault) -> None:
+        fault.before_whole()
         self._head(status, {**headers, "content-length": str(len(body))})
         cut = {"event": len(body), "whole": len(body), "byte": 1, "odd": 7, "line": 80}[fault.cut]
         if fault.cut_at is not None or fault.reset_at is not None:
