@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 use penstock_govern::Scope;
@@ -28,10 +28,18 @@ pub(super) struct Directory {
     owners: HashMap<(OwnerKind, String), Arc<OwnerRecord>>,
     /// Version number that the store gave to the last change in this snapshot.
     pub(super) version: u64,
-    /// Version at which a team or user last changed; cached tokens are valid for one value of it.
+    /// Random mark that the store gave to that version; `None`: unknown.
+    pub(super) mark: Option<String>,
+    /// Number of the last change of a team or user, given to no other change in this process; cached tokens are valid for one value of it.
     pub(super) owners_version: u64,
     /// True if an earlier snapshot had keys that the store has lost with its later changes.
     has_lost: bool,
+}
+
+/// Next number of a change of teams or users. The store's own numbers come again where it has lost changes.
+fn owners_version() -> u64 {
+    static VERSIONS: AtomicU64 = AtomicU64::new(1);
+    VERSIONS.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Issued key as the store recorded it, with the principal built at its first use.
@@ -88,7 +96,7 @@ impl Directory {
 
     /// Empty snapshot from which the directory is read anew, from a store that has lost changes.
     pub(super) fn anew(&self) -> Self {
-        Self { has_lost: !self.is_virgin(), ..Self::default() }
+        Self { has_lost: !self.is_virgin(), owners_version: owners_version(), ..Self::default() }
     }
 
     /// Number of issued keys that are not revoked, for the gauge of issued keys.
@@ -110,7 +118,7 @@ impl Directory {
             next.by_id.insert(entry.record.id.clone(), entry);
         }
         if !changes.owners.is_empty() {
-            next.owners_version = changes.version;
+            next.owners_version = owners_version();
         }
         for owner in changes.owners {
             let name = (owner.kind, owner.id.clone());
@@ -119,7 +127,7 @@ impl Directory {
                 None => drop(next.owners.insert(name, Arc::new(owner))),
             }
         }
-        next.version = changes.version;
+        (next.version, next.mark) = (changes.version, changes.mark);
         next
     }
 
@@ -280,8 +288,6 @@ fn add(limits: &mut Vec<String>, more: &[String]) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     use penstock_store::{KeyDigest, PreviousDigest};
 
     use super::*;
@@ -328,7 +334,7 @@ pub(super) mod tests {
         // Versions are never reused: the cached principal of an entry is valid for one version.
         static VERSIONS: AtomicU64 = AtomicU64::new(1);
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
-        directory.with(Changes { keys, owners, version, more: false }, directory)
+        directory.with(Changes { keys, owners, version, mark: None, more: false }, directory)
     }
 
     fn who(directory: &Directory, id: &str) -> Result<Arc<Principal>, Denied> {

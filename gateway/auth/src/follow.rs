@@ -223,15 +223,16 @@ async fn read(gateway: &dyn Guarded, store: &dyn Store) -> Result<(), StoreError
     Ok(())
 }
 
-/// Reads the changes since the version in memory. A store of a lower version has lost changes (a failover to a server
+/// Reads the changes since the version in memory. A store of a lower version, or with another mark of that version, has lost changes (a failover to a server
 /// that lacked the last ones, a backup): the directory is then read anew and replaced as a whole, since keys of lost
 /// changes would otherwise be good here, and unknown to whoever wants to revoke them.
 async fn read_changes(directory: &ArcSwap<Directory>, store: &dyn Store) -> Result<(), StoreError> {
     let (known, version) = (directory.load_full(), answered(store.directory_version()).await?);
-    if version == known.version {
+    let mark = answered(store.directory_mark(known.version)).await?;
+    let is_anew = version < known.version || known.mark.is_some() && mark != known.mark;
+    if version == known.version && !is_anew {
         return Ok(());
     }
-    let is_anew = version < known.version;
     let mut next = if is_anew { Arc::new(known.anew()) } else { known.clone() };
     loop {
         let changes = answered(store.directory_since(next.version, PIECE)).await?;
@@ -296,17 +297,40 @@ mod tests {
         before.create_owner(owner(OwnerKind::Team, "t")).await.expect("stored").expect("new");
         read_changes(&directory, &before).await.expect("read");
         assert_eq!((directory.load().keys(), directory.load().version), (3, 4));
+        let owners_version = directory.load().owners_version;
 
         let after = store(&["key_a", "key_b"]).await;
         read_changes(&directory, &after).await.expect("read");
         let now = directory.load_full();
         assert!(now.by_id("key_b").is_some() && now.by_id("key_c").is_none());
-        assert_ne!(now.owners_version, 4, "tokens of the lost team are judged anew");
+        assert_ne!(now.owners_version, owners_version, "tokens of the lost team are judged anew");
 
         let key = KeyId::parse("key_a").expect("an id");
         after.revoke_key(&key, 1).await.expect("revoked").expect("there");
         read_changes(&directory, &after).await.expect("read");
         assert_eq!((directory.load().keys(), directory.load().version), (1, 3), "a later change is seen");
+    }
+
+    /// A server that lacks the last changes takes over and has as many others, or more, before it is asked.
+    #[tokio::test]
+    async fn lost_changes_are_noticed_behind_as_many_new_ones() {
+        let directory = ArcSwap::default();
+        let before = store(&["key_a", "key_b", "key_c"]).await;
+        before.create_owner(owner(OwnerKind::Team, "t")).await.expect("stored").expect("new");
+        for others in [&["key_a", "key_d", "key_e"][..], &["key_a", "key_d", "key_e", "key_f", "key_g"]] {
+            directory.store(Arc::default());
+            read_changes(&directory, &before).await.expect("read");
+            let known = directory.load_full();
+            let after = store(others).await;
+            after.create_owner(owner(OwnerKind::Team, "t")).await.expect("stored").expect("new");
+            read_changes(&directory, &after).await.expect("read");
+            let now = directory.load_full();
+            assert!(now.by_id("key_b").is_none() && now.by_id("key_c").is_none(), "what is lost is refused");
+            assert!(others.iter().all(|id| now.by_id(id).is_some()), "what is new is known");
+            assert_ne!(now.owners_version, known.owners_version, "tokens are judged anew");
+            read_changes(&directory, &after).await.expect("read");
+            assert!(Arc::ptr_eq(&directory.load_full(), &now), "and read once");
+        }
     }
 
     /// An empty directory opens a gateway without keys of its own to everybody.

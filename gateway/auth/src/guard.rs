@@ -564,7 +564,7 @@ mod tests {
         let mut identity = Identity::default();
         identity.issuers.push(Issuer::new(&config));
         let change = |owner: OwnerRecord, version: u64| {
-            let changes = Changes { keys: Vec::new(), owners: vec![owner], version, more: false };
+            let changes = Changes { keys: Vec::new(), owners: vec![owner], version, mark: None, more: false };
             let known = guard.directory.load_full();
             guard.directory.store(Arc::new(known.with(changes, &known)));
         };

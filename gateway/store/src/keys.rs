@@ -2,7 +2,8 @@
 //!
 //! Every change increments one version and stamps the changed record with it. A gateway that holds the whole directory
 //! in memory therefore polls one cheap query ([`Keys::directory_changed`]) and then reads only the changes
-//! ([`Keys::directory_since`]). No record is deleted: keys are revoked and owners removed by a mark, which propagates
+//! ([`Keys::directory_since`]). Each version has a random mark beside it ([`Keys::directory_mark`]): a store that lost changes and
+//! made others has the same versions with other marks. No record is deleted: keys are revoked and owners removed by a mark, which propagates
 //! like any other change.
 
 use std::fmt;
@@ -235,6 +236,8 @@ pub struct Changes {
     pub owners: Vec<OwnerRecord>,
     /// Version of the directory after these changes, from which the next call continues.
     pub version: u64,
+    /// Mark of that version, as [`Keys::directory_mark`] gives it.
+    pub mark: Option<String>,
     /// True if more changes follow, so that the caller should call again at once.
     pub more: bool,
 }
@@ -254,7 +257,7 @@ impl Changes {
         }
         keys.retain(|key| key.version <= version);
         owners.retain(|owner| owner.version <= version);
-        Self { keys, owners, version, more }
+        Self { keys, owners, version, mark: None, more }
     }
 }
 
@@ -310,6 +313,10 @@ pub trait Keys: Send + Sync + 'static {
 
     /// Version of the directory: 0 while empty, higher with each change.
     async fn directory_version(&self) -> Result<u64, StoreError>;
+
+    /// Mark of a version: random, given to it by the change that made it, whichever gateway made the change. `None`: the
+    /// directory has no such version, or the version is older than the marks that are kept (10,000 changes).
+    async fn directory_mark(&self, version: u64) -> Result<Option<String>, StoreError>;
 
     /// Changes since a version, oldest first, at most `limit` keys and as many owners.
     async fn directory_since(&self, version: u64, limit: u32) -> Result<Changes, StoreError>;

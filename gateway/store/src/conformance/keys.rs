@@ -203,11 +203,14 @@ async fn whoever_follows_misses_nothing(store: &dyn Store) {
             have.extend(changes.keys);
             owners.extend(changes.owners);
             seen = changes.version;
+            assert_eq!(changes.mark, store.directory_mark(seen).await.expect("read"));
             if !changes.more {
                 break;
             }
         }
         assert_eq!(seen, store.directory_version().await.expect("a version"));
+        let mark = store.directory_mark(seen).await.expect("read");
+        assert!(mark.is_some() && mark != store.directory_mark(before).await.expect("read"), "each version has a mark");
         let ids: Vec<_> = have.iter().map(|key| key.id.clone()).collect();
         assert_eq!(ids, [&keys[1..], &keys[..1]].concat(), "each once, in the order of its last change");
         assert_eq!(have[3].revoked, Some(5));

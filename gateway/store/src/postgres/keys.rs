@@ -78,6 +78,11 @@ async fn find_owner(held: &mut Held, kind: OwnerKind, id: &str) -> Result<Option
     held.one(&sql, &[&kind.name(), &id]).await?.as_ref().map(owner_record).transpose()
 }
 
+async fn mark(held: &mut Held, version: u64) -> Result<Option<String>, StoreError> {
+    let sql = "SELECT mark FROM penstock.directory_marks WHERE version = $1";
+    held.one(sql, &[&int(version)]).await?.map(|row| cell(&row, 0)).transpose()
+}
+
 /// Begins a change of the directory; returns the version that it will have.
 async fn begin(held: &mut Held) -> Result<u64, StoreError> {
     held.begin().await?;
@@ -312,6 +317,10 @@ impl Keys for Postgres {
         number(&row.ok_or_else(odd)?, 0)
     }
 
+    async fn directory_mark(&self, version: u64) -> Result<Option<String>, StoreError> {
+        mark(&mut self.held().await?, version).await
+    }
+
     async fn directory_since(&self, seen: u64, limit: u32) -> Result<Changes, StoreError> {
         let mut held = self.held().await?;
         let row = held.one("SELECT version FROM penstock.directory", &[]).await?;
@@ -327,7 +336,9 @@ impl Keys for Postgres {
         let owners = held.query(&of(OWNER_COLUMNS, "owners"), &[&seen, &upper, &rows]).await?;
         let keys = keys.iter().map(key_record).collect::<Result<_, _>>()?;
         let owners = owners.iter().map(owner_record).collect::<Result<_, _>>()?;
-        Ok(Changes::up_to(limit, now, keys, owners))
+        let mut changes = Changes::up_to(limit, now, keys, owners);
+        changes.mark = mark(&mut held, changes.version).await?;
+        Ok(changes)
     }
 
     async fn directory_changed(&self, seen: u64, wait: Duration) -> Result<u64, StoreError> {

@@ -10,8 +10,8 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Statements that lead from the version of their index to the next. Never changed once released; new ones are
 /// appended.
-const VERSIONS: [&str; 13] =
-    [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED, OBJECTS, SECRETS, RESULTS, SWEPT, CLAIMS];
+const VERSIONS: [&str; 14] =
+    [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED, OBJECTS, SECRETS, RESULTS, SWEPT, CLAIMS, MARKED];
 
 /// Tables of files, batches and responses.
 const KEPT: &str = "
@@ -517,6 +517,24 @@ const CLAIMS: &str = "
         holder TEXT NOT NULL,
         beats BIGINT NOT NULL DEFAULT 0
     );
+";
+
+/// Random marks of the directory's last versions. A trigger gives them, so that changes by a gateway of the previous version
+/// have marks, too.
+const MARKED: &str = "
+    CREATE TABLE penstock.directory_marks (version BIGINT PRIMARY KEY, mark TEXT NOT NULL);
+    CREATE FUNCTION penstock.directory_marked_1() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO penstock.directory_marks
+            VALUES (NEW.version, md5(random()::text || random()::text || clock_timestamp()::text || pg_backend_pid()::text))
+            ON CONFLICT (version) DO UPDATE SET mark = excluded.mark;
+        DELETE FROM penstock.directory_marks WHERE version <= NEW.version - 10000;
+        RETURN NULL;
+    END
+    $$;
+    CREATE TRIGGER directory_marked AFTER UPDATE OF version ON penstock.directory
+        FOR EACH ROW EXECUTE FUNCTION penstock.directory_marked_1();
+    UPDATE penstock.directory SET version = version;
 ";
 
 /// Migrates the database to the newest version. A newer database is used as it is, since versions only add.

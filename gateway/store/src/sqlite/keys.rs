@@ -83,6 +83,11 @@ fn version(connection: &Connection) -> rusqlite::Result<u64> {
     connection.query_row("SELECT version FROM directory", [], |row| row.get(0))
 }
 
+fn mark(connection: &Connection, version: u64) -> rusqlite::Result<Option<String>> {
+    let sql = "SELECT mark FROM directory_marks WHERE version = ?1";
+    connection.query_row(sql, [version], |row| row.get(0)).optional()
+}
+
 /// Increments the directory's version and returns the new one.
 fn next_version(connection: &Connection) -> rusqlite::Result<u64> {
     connection.query_row("UPDATE directory SET version = version + 1 RETURNING version", [], |row| row.get(0))
@@ -231,7 +236,9 @@ fn since(connection: &Connection, seen: u64, limit: u32) -> Result<Changes, Stor
     let keys = keys.query_map([seen, now, rows], key_record)?.collect::<Result<_, _>>()?;
     let mut owners = connection.prepare(&of(OWNER_COLUMNS, "owners"))?;
     let owners = owners.query_map([seen, now, rows], owner_record)?.collect::<Result<_, _>>()?;
-    Ok(Changes::up_to(limit, now, keys, owners))
+    let mut changes = Changes::up_to(limit, now, keys, owners);
+    changes.mark = mark(connection, changes.version)?;
+    Ok(changes)
 }
 
 impl Sqlite {
@@ -338,6 +345,10 @@ impl Keys for Sqlite {
 
     async fn directory_version(&self) -> Result<u64, StoreError> {
         self.key_reader.run(|connection| Ok(version(connection)?)).await
+    }
+
+    async fn directory_mark(&self, version: u64) -> Result<Option<String>, StoreError> {
+        self.key_reader.run(move |connection| Ok(mark(connection, version)?)).await
     }
 
     async fn directory_since(&self, seen: u64, limit: u32) -> Result<Changes, StoreError> {

@@ -6,7 +6,7 @@ use crate::StoreError;
 
 /// Statements that lead from the version of their index to the next. Never changed once released; new ones are
 /// appended.
-const VERSIONS: [&str; 9] = [KEPT, GOVERNED, LIVES, PEOPLE, BOUNDED, OBJECTS, SECRETS, RESULTS, SWEPT];
+const VERSIONS: [&str; 10] = [KEPT, GOVERNED, LIVES, PEOPLE, BOUNDED, OBJECTS, SECRETS, RESULTS, SWEPT, MARKED];
 
 /// Tables of files, batches and responses.
 const KEPT: &str = "
@@ -268,6 +268,17 @@ const RESULTS: &str = "
 /// Index of batches that have ended, for their removal.
 const SWEPT: &str = "CREATE INDEX batches_ended ON batches (ended) WHERE is_open = 0;";
 
+/// Random marks of the directory's last versions. A trigger gives them, so that changes by a gateway of the previous version
+/// have marks, too.
+const MARKED: &str = "
+    CREATE TABLE directory_marks (version INTEGER PRIMARY KEY, mark TEXT NOT NULL);
+    INSERT INTO directory_marks SELECT version, hex(randomblob(16)) FROM directory;
+    CREATE TRIGGER directory_marked AFTER UPDATE OF version ON directory BEGIN
+        INSERT OR REPLACE INTO directory_marks VALUES (NEW.version, hex(randomblob(16)));
+        DELETE FROM directory_marks WHERE version <= NEW.version - 10000;
+    END;
+";
+
 /// Migrates the database to the newest version. A newer database is used as it is, since versions only add.
 pub(super) fn migrate(connection: &Connection) -> Result<(), StoreError> {
     connection.execute_batch("BEGIN IMMEDIATE")?;
@@ -303,6 +314,25 @@ mod tests {
         assert_eq!(sums(&connection), (2, 515));
         connection.execute("DELETE FROM responses WHERE id = 'resp_1'", []).expect("deleted");
         assert_eq!(sums(&connection), (1, 0));
+    }
+
+    #[test]
+    fn changes_by_a_gateway_of_the_version_before_are_marked() {
+        let connection = Connection::open_in_memory().expect("memory");
+        for statements in &VERSIONS[..9] {
+            connection.execute_batch(statements).expect("made");
+        }
+        connection.pragma_update(None, "user_version", 9).expect("as it was");
+        let change = || connection.execute("UPDATE directory SET version = version + 1", []).expect("changed");
+        change();
+        migrate(&connection).expect("brought up");
+        change();
+        let mut marks =
+            connection.prepare("SELECT version, mark FROM directory_marks ORDER BY version").expect("there");
+        let marks = marks.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).expect("read");
+        let marks: Vec<(u64, String)> = marks.collect::<Result<_, _>>().expect("rows");
+        assert_eq!(marks.iter().map(|(version, _)| *version).collect::<Vec<_>>(), [1, 2]);
+        assert_ne!(marks[0].1, marks[1].1);
     }
 
     #[test]
