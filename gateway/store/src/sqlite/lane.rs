@@ -48,6 +48,8 @@ struct LaneCounts {
     commit_micros: AtomicU64,
     errors: AtomicU64,
     down: AtomicBool,
+    /// True if the last transaction could not be committed, so that only the first of several failures is logged.
+    failing: AtomicBool,
 }
 
 impl Lane {
@@ -122,8 +124,13 @@ fn write(connection: &Connection, mut jobs: mpsc::Receiver<Job>, counts: &LaneCo
         let writes = told.len() as u64;
         told.into_iter().for_each(|tell| tell(committed.clone()));
         if let Err(error) = committed {
-            tracing::error!(%error, writes, "a transaction of the store could not be committed");
+            if !counts.failing.swap(true, Ordering::Relaxed) {
+                tracing::error!(%error, writes, "the store cannot commit: its writes fail until the store is said to commit again");
+            }
             continue;
+        }
+        if counts.failing.swap(false, Ordering::Relaxed) {
+            tracing::info!("the store commits again");
         }
         counts.commits.fetch_add(1, Ordering::Relaxed);
         counts.writes.fetch_add(writes, Ordering::Relaxed);
@@ -190,5 +197,59 @@ pub(super) fn fault(error: &rusqlite::Error) -> StoreError {
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         fault(&error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata};
+
+    use super::*;
+
+    /// Levels of the lines that were logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<Level>>>);
+
+    impl tracing::Subscriber for Log {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            self.0.lock().expect("no panic").push(*event.metadata().level());
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_store_that_cannot_commit_is_logged_once_and_so_is_its_return() {
+        let (connection, counts, log) =
+            (Connection::open_in_memory().expect("memory"), LaneCounts::default(), Log::default());
+        // Each write is a transaction.
+        let writes = || {
+            for _ in 0..5 {
+                let (queue, jobs) = mpsc::channel::<Job>(1);
+                let job: Job = Box::new(|connection| Outcome { ok: connection.is_some(), tell: Box::new(drop) });
+                queue.try_send(job).map_err(drop).expect("room");
+                drop(queue);
+                write(&connection, jobs, &counts);
+            }
+        };
+        tracing::subscriber::with_default(log.clone(), || {
+            for _ in 0..2 {
+                connection.execute_batch("BEGIN").expect("a transaction that is in the way of others");
+                writes();
+                connection.execute_batch("COMMIT").expect("ended");
+                writes();
+            }
+        });
+        let lines = log.0.lock().expect("no panic").clone();
+        assert_eq!(lines, [Level::ERROR, Level::INFO, Level::ERROR, Level::INFO]);
     }
 }
