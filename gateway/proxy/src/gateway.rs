@@ -84,8 +84,10 @@ pub struct Gateway {
     pub(crate) picker_certificate: OnceLock<Arc<Certificate>>,
     /// True when another process serves: this one ends when its answers have.
     leaving: AtomicBool,
-    /// Notification of [`Gateway::leave`].
-    left: Notify,
+    /// False once this process begins no background work any more: it ends, or another one serves.
+    begins_work: AtomicBool,
+    /// Notification of [`Gateway::begin_no_work`].
+    work_over: Notify,
     /// Whether each kind of [`Beside`] work has ended.
     rested: [AtomicBool; 3],
     /// Number of configs that have come into force; watchers wake when it rises.
@@ -137,7 +139,8 @@ impl Gateway {
             certificate: OnceLock::new(),
             picker_certificate: OnceLock::new(),
             leaving: AtomicBool::new(false),
-            left: Notify::new(),
+            begins_work: AtomicBool::new(true),
+            work_over: Notify::new(),
             rested: [const { AtomicBool::new(true) }; 3],
             swaps: watch::Sender::new(0),
             keeper: None,
@@ -267,7 +270,13 @@ impl Gateway {
     /// still answered.
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::SeqCst);
-        self.left.notify_waiters();
+        self.begin_no_work();
+    }
+
+    /// Ends the begin of background work in this process: what waits is the next one's, or another gateway's.
+    pub(crate) fn begin_no_work(&self) {
+        self.begins_work.store(false, Ordering::SeqCst);
+        self.work_over.notify_waiters();
         if let Some(keeper) = &self.keeper {
             keeper.wake.notify_one();
             keeper.wake_responses.notify_one();
@@ -285,14 +294,26 @@ impl Gateway {
         self.leaving.load(Ordering::SeqCst)
     }
 
-    /// Waits until another process has taken over. Cancel-safe.
-    pub(crate) async fn left(&self) {
-        let mut left = std::pin::pin!(self.left.notified());
+    /// Returns true if background work is begun here: this process does not end, and no other one has taken over.
+    pub(crate) fn begins_work(&self) -> bool {
+        self.begins_work.load(Ordering::SeqCst)
+    }
+
+    /// Waits until background work is not begun here any more. Cancel-safe.
+    pub(crate) async fn work_over(&self) {
+        let mut over = std::pin::pin!(self.work_over.notified());
         // Registered before the look, so that no notification is missed between the two.
-        left.as_mut().enable();
-        if !self.is_leaving() {
-            left.await;
+        over.as_mut().enable();
+        if self.begins_work() {
+            over.await;
         }
+    }
+
+    /// Cancels the background work that runs here, because the process ends. To be called repeatedly: true once all of it
+    /// is settled and handed on.
+    pub(crate) fn stop_work(&self) -> bool {
+        self.begin_no_work();
+        self.live.stop_background() && self.is_rested(Beside::Batches)
     }
 
     /// Sets whether the work of kind `what` has ended.

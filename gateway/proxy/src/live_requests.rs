@@ -27,6 +27,8 @@ const SHARDS: usize = 16;
 #[derive(Debug, Default)]
 pub struct LiveRequests {
     last: AtomicU64,
+    /// True once background requests are cancelled, also those that begin later, because the process ends.
+    background_over: AtomicBool,
     shards: [Mutex<HashMap<u64, Arc<Live>>>; SHARDS],
 }
 
@@ -125,6 +127,10 @@ impl LiveRequests {
             cancel: Mutex::new(Some(cancel)),
         });
         self.shard(live.id).insert(live.id, live.clone());
+        // Looked at behind the insert: whoever is not listed yet when the others are cancelled sees the flag.
+        if live.about.background && self.is_background_over() {
+            live.end(Ender::Process);
+        }
         (Entry { live, all: self.clone() }, Cancelled::by(cancelled))
     }
 
@@ -148,12 +154,26 @@ impl LiveRequests {
         self.find(id).is_some_and(|live| live.end(Ender::Operator))
     }
 
-    /// Cancels all requests that a client waits for, because the process ends. Background requests are run again by the
-    /// next process.
+    /// Cancels all requests that a client waits for, because the process ends.
     pub(crate) fn stop(&self) {
         for live in self.list().iter().filter(|live| !live.about.background) {
             live.end(Ender::Process);
         }
+    }
+
+    /// Cancels all background requests, and from now on each that begins, because the process ends. Returns true if none
+    /// is left: the reservations of all of them are settled then.
+    pub(crate) fn stop_background(&self) -> bool {
+        self.background_over.store(true, Ordering::SeqCst);
+        let mut left = self.list();
+        left.retain(|live| live.about.background);
+        left.iter().for_each(|live| _ = live.end(Ender::Process));
+        left.is_empty()
+    }
+
+    /// Returns true if background requests are cancelled because the process ends: their failures say nothing about them.
+    pub(crate) fn is_background_over(&self) -> bool {
+        self.background_over.load(Ordering::SeqCst)
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Arc<Live>>> {
@@ -257,6 +277,30 @@ mod tests {
             () = std::future::ready(()) => {}
         }
         drop((waited_for, background));
+    }
+
+    #[tokio::test]
+    async fn at_the_end_of_the_process_background_requests_end_too() {
+        let all = Arc::new(LiveRequests::default());
+        let background = || {
+            let about = About { background: true, ..About::default() };
+            all.begin(about, &Principal::default())
+        };
+        let (running, cancelled) = background();
+        let (waited_for, mut untouched) = begin(&all, "a");
+        assert!(!all.is_background_over() && !all.stop_background(), "one is left");
+        assert_eq!(cancelled.await, Ender::Process);
+        drop(running);
+        assert!(all.is_background_over() && all.stop_background());
+        let (late, cancelled) = background();
+        assert_eq!(cancelled.await, Ender::Process, "as it begins");
+        drop(late);
+        tokio::select! {
+            biased;
+            _ = &mut untouched => panic!("it is no background request"),
+            () = std::future::ready(()) => {}
+        }
+        drop(waited_for);
     }
 
     #[test]

@@ -112,7 +112,7 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
             from = page.back().map_or(from, |line: &Line| line.line + 1);
         }
         while tasks.len() < at_once()
-            && !job.bench.gateway.is_leaving()
+            && job.bench.gateway.begins_work()
             && let Some(line) = page.pop_front()
         {
             tasks.spawn(one(job.clone(), line));
@@ -121,7 +121,7 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
             Some(Ok(done)) => done?,
             // Panics are caught where a line is answered; one anywhere else is a bug that must not end the batch wrongly.
             Some(Err(error)) => return Err(StoreError::Broken(format!("a line's task: {error}"))),
-            None => return Ok(!job.bench.gateway.is_leaving()),
+            None => return Ok(job.bench.gateway.begins_work()),
         }
     }
 }
@@ -133,7 +133,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let mut attempt = 1;
     loop {
         let slot = job.bench.slots.take(&job.queue).await?;
-        if gateway.is_leaving() {
+        if !gateway.begins_work() {
             return Ok(());
         }
         let bytes_max = gateway.serving().config.batches.key_output_bytes_max;
@@ -154,6 +154,8 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
         };
         drop(running);
         match answered {
+            // This process ends: the line is the next one's, whatever it failed of here.
+            Err(_) if gateway.live.is_background_over() => return Ok(()),
             Err(failure) if failure.should_retry() && attempt < attempts_max => {
                 drop(slot);
                 gateway.metrics.count(Metric::BatchLines, &[("outcome", "retried")]);
@@ -161,7 +163,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
                 tokio::select! {
                     () = sleep(pause(attempt, failure.retry_after)) => attempt += 1,
                     // The next attempt is the other process's, which gets the lead when nothing runs here any more.
-                    () = gateway.left() => return Ok(()),
+                    () = gateway.work_over() => return Ok(()),
                 }
             }
             answered => {

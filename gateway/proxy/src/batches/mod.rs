@@ -20,6 +20,7 @@ mod slots;
 mod tests;
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -71,14 +72,15 @@ pub fn start(gateway: Arc<Gateway>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Runs until another process serves and the running work has ended; then gives up claims and the lead, so that the
-/// other process can take them.
+/// Runs until another process serves, or this one ends, and the running work has ended; then gives up claims and the
+/// lead, so that the other process can take them.
 async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, false);
     let batches = async { tokio::join!(run(gateway.clone()), background::run(gateway.clone())) };
+    let mut ticks = pin!(ticks::run(gateway.clone()));
     tokio::select! {
         _ = batches => {}
-        () = ticks::run(gateway.clone()) => {}
+        () = &mut ticks => {}
         () = keep_claims(&gateway) => {}
     }
     if let Some(keeper) = gateway.keeper() {
@@ -90,6 +92,12 @@ async fn work(gateway: Arc<Gateway>) {
         }
     }
     gateway.rest(Beside::Batches, true);
+    // The runtime stays until the process ends: locks of conversations may still be given up. A process that another one
+    // has not replaced goes on calling its plugins.
+    if !gateway.is_leaving() {
+        ticks.await;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// Renews the claims on what runs here, without end.
@@ -136,7 +144,7 @@ struct Active {
     task: AbortHandle,
 }
 
-/// Runs batches, one task each, until another process serves and the running ones have ended.
+/// Runs batches, one task each, until another process serves, or this one ends, and the running ones have ended.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let bench = Bench::new(gateway);
     let keeper = bench.keeper();
@@ -155,7 +163,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
             Err(error) => tracing::warn!(%error, "batches could not be read from the store"),
         }
         keeper.running.batches.store(active.len() as u64, Ordering::Relaxed);
-        if bench.gateway.is_leaving() && active.is_empty() {
+        if !bench.gateway.begins_work() && active.is_empty() {
             return;
         }
         tokio::select! {
@@ -172,8 +180,8 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
 }
 
 /// Looks at the store once: starts batches that wait, cancels those that are to be cancelled. `false`: another gateway
-/// leads; this one only goes on with the batches that it has begun. While this process leaves, it keeps the lead until
-/// its last line has ended, and begins nothing.
+/// leads; this one only goes on with the batches that it has begun. While this process leaves or ends, it keeps the lead
+/// until its last line has ended, and begins nothing.
 async fn turn(
     bench: &Arc<Bench>,
     tasks: &mut JoinSet<()>,
@@ -181,9 +189,9 @@ async fn turn(
 ) -> Result<bool, StoreError> {
     let keeper = bench.keeper();
     active.retain(|_, running| !running.task.is_finished());
-    let is_leaving = bench.gateway.is_leaving();
-    let leads = (!is_leaving || !active.is_empty()) && keeper.store.lead().await?;
-    if is_leaving || !leads {
+    let begins = bench.gateway.begins_work();
+    let leads = (begins || !active.is_empty()) && keeper.store.lead().await?;
+    if !begins || !leads {
         for (id, running) in &*active {
             let batch = keeper.store.batch(&running.tenant, id).await?;
             if batch.is_none_or(|batch| batch.status == BatchStatus::Cancelling) {
@@ -276,7 +284,7 @@ async fn drive(bench: &Arc<Bench>, open: OpenBatch, mut cancelled: watch::Receiv
             }
         }
         let Some(now) = store.batch(&tenant, &batch.id).await? else { return Ok(()) };
-        if bench.gateway.is_leaving() {
+        if !bench.gateway.begins_work() {
             return Ok(());
         }
         batch = now;

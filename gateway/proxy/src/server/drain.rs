@@ -19,6 +19,8 @@ use crate::upgrade;
 const LOOK: Duration = Duration::from_millis(20);
 /// Longest time for error replies to requests whose grace time is over.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+/// Longest time in which background work is settled and handed on: the store may be away.
+const HAND_ON_MAX: Duration = Duration::from_secs(2);
 /// Longest time in which the entries of requests that were ended are saved.
 const SAVE_MAX: Duration = Duration::from_secs(2);
 /// Longest time in which claims on work that was not ended are released.
@@ -153,6 +155,8 @@ impl Drain {
             leaving = gateway.is_leaving(),
             "gateway is draining: no new connections are accepted"
         );
+        // What waits is another gateway's, or the next process's; what runs may end for as long as clients are answered.
+        gateway.begin_no_work();
         // Connections accepted a moment ago get their first request answered.
         let settle = Duration::from_millis(200).min(gateway.serving().config.grace);
         let mut hurried = None;
@@ -168,6 +172,7 @@ impl Drain {
             std::thread::park_timeout(LOOK);
         }
         self.last_words();
+        self.end_background();
         self.save();
         gateway.governor.keep();
         let until = Instant::now() + TELL_MAX;
@@ -194,6 +199,21 @@ impl Drain {
         let until = Instant::now() + LAST_WORDS_MAX;
         while self.gateway.metrics.in_flight_now() > 0 && Instant::now() < until {
             self.gateway.live.stop();
+            std::thread::park_timeout(LOOK);
+        }
+    }
+
+    /// Ends the batches and background responses that run here. Each settles its reservation with what it has used; what
+    /// was answered is stored, and the rest is begun again by whoever serves next.
+    fn end_background(&self) {
+        let until = Instant::now() + HAND_ON_MAX;
+        while !self.gateway.stop_work() {
+            if Instant::now() >= until {
+                tracing::warn!(
+                    "the gateway ends though not all background work is handed on: the store does not answer in time"
+                );
+                return;
+            }
             std::thread::park_timeout(LOOK);
         }
     }

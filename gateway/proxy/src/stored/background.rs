@@ -4,7 +4,7 @@
 //! runs open responses again when it starts: a model may be asked more than once, the response is answered once.
 //!
 //! A response that is streamed keeps its events (`events`) while it is answered. Once one of them may have been told, the
-//! answer is not begun again: a failure, or a killed gateway, ends the response as failed.
+//! answer is not begun again: a failure, or a gateway that ends or is killed, ends the response as failed.
 //!
 //! Of several gateways on one store the leader begins responses, each under a claim (`claims`). A gateway that has lost
 //! the lead goes on with those that it has begun, and the next leader leaves them alone while it lives.
@@ -122,7 +122,7 @@ struct Runner {
     turns: Turns,
 }
 
-/// Runs background responses until another process serves. Does nothing without a store.
+/// Runs background responses until another process serves, or this one ends. Does nothing without a store.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let Some(keeper) = gateway.keeper().cloned() else { return };
     let mut runner = Runner::default();
@@ -132,7 +132,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
             tracing::warn!(%error, "background responses could not be read from the store");
         }
         keeper.responses_running.store(runner.active.len() as u64, Ordering::Relaxed);
-        if gateway.is_leaving() && runner.tasks.is_empty() {
+        if !gateway.begins_work() && runner.tasks.is_empty() {
             return;
         }
         let look = Instant::now() + POLL;
@@ -175,7 +175,7 @@ impl Runner {
         while let Some(ended) = self.tasks.try_join_next() {
             self.left(ended);
         }
-        if gateway.is_leaving() || !keeper.store.lead().await? {
+        if !gateway.begins_work() || !keeper.store.lead().await? {
             // Responses that wait here are run by the process that leads, or will lead; those that run are this one's.
             self.resting.clear();
             return self.stop_closed(gateway, &[]).await;
@@ -552,6 +552,10 @@ async fn attempt(
     };
     let own_limit = failure.refusal.is_some();
     let is_untold = open.log.is_none_or(|log| log.next() <= QUEUED_EVENTS);
+    if is_untold && gateway.live.is_background_over() {
+        // This process ends: the next one begins anew, whatever it failed of here.
+        return Err(Left::Again(PAUSE, false));
+    }
     if is_untold && failure.should_retry() && (own_limit || attempts + 1 < ATTEMPTS_MAX) {
         let pause = (PAUSE * (1 << (attempts + 1))).max(failure.retry_after.unwrap_or_default());
         return Err(Left::Again(pause, !own_limit));
