@@ -478,6 +478,55 @@ async fn a_background_response_is_cancelled_in_the_process_that_leaves() {
     Bed::rests(&mut runner).await;
 }
 
+#[tokio::test]
+async fn what_runs_when_the_process_ends_is_settled_and_is_the_next_ones() {
+    const LIMITED: &str =
+        "[[keys]]\nid = \"one\"\nkey_env = \"one\"\nlimits = [\"it\"]\n[[limits]]\nid = \"it\"\nin_flight = 9\n";
+    let one = Tenant::new("one");
+    let holds = |gateway: &Gateway| {
+        let mut gauges = Vec::new();
+        gateway.governor.gauges(&mut gauges);
+        gauges.iter().find(|(gauge, ..)| *gauge == Gauge::LimitHolds).map(|(.., value)| *value as u64)
+    };
+    let mut bed = Bed::new(memory(), LIMITED);
+    let mut runner = tokio::spawn(background::run(bed.gateway.clone()));
+    let room = ResponseRoom { tenant_max: 10, tenant_bytes_max: 1 << 20, bytes_max: 1 << 20 };
+    let records = ["", r#","stream":true"#]
+        .map(|more| queued_response(&format!(r#"{{"model":"m","input":"hang","background":true{more}}}"#)));
+    let [whole, streamed] = records.each_ref().map(|record| record.id.clone());
+    for record in records {
+        bed.store.save_response(&one, record, room).await.expect("saved");
+    }
+    bed.gateway.keeper().expect("a store").wake_responses.notify_one();
+    let id = bed.batch(&one, &file(&["ok", "hang", "later"]), tomorrow()).await;
+    bed.until(&one, &id, |batch| batch.counts.completed == 1).await;
+    bed.opened(5).await;
+    bed.hangs(3).await;
+    assert_eq!(holds(&bed.gateway), Some(3));
+
+    bed.gateway.begin_no_work();
+    bed.hangs(3).await;
+    assert!(!bed.gateway.stop_work(), "it runs");
+    bed.hangs(0).await;
+    Bed::rests(&mut bed.runner).await;
+    Bed::rests(&mut runner).await;
+    assert!(bed.gateway.stop_work());
+    assert_eq!(holds(&bed.gateway), Some(0), "settled");
+    let batch = bed.store.batch(&one, &id).await.expect("read").expect("there");
+    assert_eq!((batch.status, batch.counts.completed, batch.counts.failed), (BatchStatus::InProgress, 1, 0));
+    for (id, expected) in [(&whole, ResponseStatus::InProgress), (&streamed, ResponseStatus::Queued)] {
+        let state = bed.store.response_state(&one, id).await.expect("read").expect("there");
+        assert_eq!(state.status, expected);
+    }
+
+    let next = Bed::new(bed.store.clone(), LIMITED);
+    let runner = tokio::spawn(background::run(next.gateway.clone()));
+    next.hangs(3).await;
+    next.opened(4).await;
+    assert_eq!(next.script.opened.load(Ordering::SeqCst), 4, "what was left, once");
+    runner.abort();
+}
+
 /// The store of these tests makes everybody the leader, as a lost session makes a second one.
 #[tokio::test]
 async fn a_batch_that_a_living_gateway_runs_is_left_alone() {
