@@ -14,9 +14,11 @@ import subprocess
 import time
 
 import pytest
+from test_background_streams import until_text
+from test_batches import begin, ended, lines
 from test_limits import KEY, OPS, OTHER, STEADY, SURFACES, body_of, config, metric, settled, used_up
 
-from harness import Gateway, wait_until
+from harness import Gateway, user, wait_until
 from servers import PASSWORD, Postgres, both, find
 from swarm import Swarm, ask, until
 
@@ -299,6 +301,56 @@ def test_a_gateway_that_ends_leaves_nothing_leased_and_nothing_open(tmp_path, se
         ((spent, leases),) = sums()
         assert leases == "{}", "others would lack it until the month ends"
         assert int(spent) / 1e9 == pytest.approx(entries["1"][1], abs=1e-6 * 4)
+
+
+def test_background_work_of_a_gateway_that_ends_is_settled_and_goes_on_at_another(tmp_path, servers, swarm):
+    """A response, one that is streamed, and a line of a batch run at each when it is stopped, and another line waits for its place."""
+    postgres, _ = servers
+    limit = "usd_per_month = 100.0\nin_flight = 10\nmax_tokens_default = 40\nmax_tokens_max = 40"
+    with pair(tmp_path, servers, swarm, "postgres", limit, more="\n[batches]\nconcurrency = 1\n") as gateways:
+
+        def entries(state: int) -> int:
+            return ledger(postgres, gateways[0]).get(str(state), (0,))[0]
+
+        def left() -> list[str]:
+            rows = sql(postgres, "SELECT leases FROM penstock.counters WHERE name LIKE 'it/%'", gateways[0].database)
+            assert rows, "it is counted"
+            return [leases for (leases,) in rows if leases != "{}"]
+
+        swarm.shut()
+        slow = {"model": "chat", "input": "<slow> <tokens=40>", "background": True}
+        whole = gateways[0].client(api_key=KEY).responses.create(**slow)
+
+        def runs(gateway: Gateway) -> float:
+            return metric(gateway, "penstock_background_responses")
+
+        first = wait_until(lambda: next(filter(runs, gateways), None), "one of them runs it")
+        second = next(gateway for gateway in gateways if gateway is not first)
+        client = first.client(api_key=KEY)
+        with client.responses.create(stream=True, **slow) as stream:
+            streamed = until_text(stream)[0].response
+        batch = begin(client, lines(2, "chat", messages=user("<slow> <tokens=40>"), max_tokens=40))
+        wait_until(lambda: entries(0) == 3, "three run")
+        assert (runs(first), runs(second)) == (2, 0)
+
+        assert first.stop() == 0
+        assert entries(2) == 0 and entries(1) == 3, "each counts what it used"
+        wait_until(lambda: entries(0) == 2, "what told nobody anything runs at the other, before claims would lapse", 15)
+        assert runs(second) == 1
+        assert second.stop() == 0
+        assert set(ledger(postgres, gateways[0])) == {"1"} and entries(1) == 5
+        assert left() == [], "others would lack it"
+
+        first.start()
+        wait_until(lambda: entries(0) == 2, "they run again")
+        swarm.open()
+        client = first.client(api_key=KEY)
+        done = ended(client, batch.id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 2, 0)
+        wait_until(lambda: client.responses.retrieve(whole.id).status == "completed", "the response is answered")
+        told = client.responses.retrieve(streamed.id)
+        assert (told.status, told.error.code) == ("failed", "server_error")
+        assert told.error.message == "The server is shutting down."
 
 
 def test_places_of_a_dead_gateway_come_back(tmp_path, servers, swarm):
