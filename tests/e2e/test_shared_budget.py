@@ -335,7 +335,9 @@ def test_background_work_of_a_gateway_that_ends_is_settled_and_goes_on_at_anothe
 
         assert first.stop() == 0
         assert entries(2) == 0 and entries(1) == 3, "each counts what it used"
-        wait_until(lambda: entries(0) == 2, "what told nobody anything runs at the other, before claims would lapse", 15)
+        wait_until(
+            lambda: entries(0) == 2, "what told nobody anything runs at the other, before claims would lapse", 15
+        )
         assert runs(second) == 1
         assert second.stop() == 0
         assert set(ledger(postgres, gateways[0])) == {"1"} and entries(1) == 5
