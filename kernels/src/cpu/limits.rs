@@ -49,6 +49,8 @@ pub fn measure(
             ("vdpbf16ps", x86::dot)
         }
         #[cfg(target_arch = "x86_64")]
+        Path::Amx if path.missing().is_none() => ("tdpbf16ps", x86::tiles),
+        #[cfg(target_arch = "x86_64")]
         Path::Avx512 if is_x86_feature_detected!("avx512f") => ("vfmadd 512", x86::fma),
         #[cfg(target_arch = "x86_64")]
         _ if is_x86_feature_detected!("fma") => ("vfmadd 256", x86::fma_256),
@@ -128,6 +130,8 @@ fn scalar(rounds: usize) -> f64 {
 mod x86 {
     use std::arch::x86_64::*;
 
+    use super::super::tile::amx::configure;
+
     /// Independent chains: latency times throughput of any machine so far.
     const CHAINS: usize = 24;
 
@@ -147,6 +151,28 @@ mod x86 {
         // SAFETY: chosen where FMA was detected.
         unsafe { fma_256_loop(rounds) };
         (rounds * 12 * 16) as f64
+    }
+
+    /// Products of four pairs of tiles in each round, each of 16 × 16 outputs and 32 values of k.
+    pub(crate) fn tiles(rounds: usize) -> f64 {
+        // SAFETY: chosen where AMX was detected; the program touches tiles alone, and they are configured.
+        unsafe {
+            configure(32, 16);
+            std::arch::asm!(
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {rounds}",
+                "jnz 2b",
+                rounds = inout(reg) rounds.max(1) => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+        (rounds * 4 * 16 * 16 * 32 * 2) as f64
     }
 
     #[target_feature(enable = "avx,fma")]

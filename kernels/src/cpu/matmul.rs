@@ -7,7 +7,7 @@
 //! - one group: a unit is a stretch of memory read once, in order.
 //! - codes of 4 and 8 bits (`narrow/`) are expanded to bf16 first, once per item: block by block of k into L1 for few rows, all panels of the unit into L2
 //!   for many.
-//! - AMX wants its panel of B in L1: for a block of k, panel by panel, all groups of the item; C waits in scratch (320 KiB).
+//! - AMX wants its panel of B in L1: for a block of k, panel by panel, all groups of the item; C waits in scratch (up to 512 KiB).
 
 use std::ops::Range;
 
@@ -27,6 +27,12 @@ pub(super) const UNIT_BYTES: usize = 320 << 10;
 const PIECE_BYTES: usize = 1536 << 10;
 /// Row groups of one item for kernels that block k: 16 groups of 32 rows.
 const GROUPS_BLOCKED: usize = 16;
+
+/// Panels of an item of such kernels where A does not stay in L2: a block of k of 512 rows (512 KiB) is read from L3 once for all of them,
+/// and C (512 KiB) fits beside it.
+const PANELS_BLOCKED: usize = 8;
+/// Bytes of A, read again for each item, that stay in L2 between items.
+const A_BYTES_KEPT: usize = 1 << 20;
 
 /// Row groups for which reading a panel from L3 or memory again is a few per cent of the work.
 const GROUPS_PIECE: usize = 8;
@@ -170,7 +176,7 @@ impl<'a> Part<'a> {
         epilogue: &(dyn Fn(&Finished<'_>) + Sync),
     ) {
         let (section, groups) = (self.section, self.groups.count());
-        let unit = unit(section, section.panels, together, pool.threads());
+        let unit = self.unit(together, pool.threads());
         let units = section.panels.div_ceil(unit);
         let pieces = self.row_pieces(units, groups, pool.threads());
         let (items, scratch) = (Items::new(units * pieces), Shared::new(scratch));
@@ -188,6 +194,18 @@ impl<'a> Part<'a> {
                 self.walk(panels(item), after, groups, scratch, epilogue);
             }
         });
+    }
+
+    /// Panels of one item, a multiple of `together`.
+    fn unit(&self, together: usize, threads: usize) -> usize {
+        let panels = self.section.panels;
+        let rows = self.groups.rows().min(GROUPS_BLOCKED * self.kernel.rows_max);
+        let a_bytes = rows * self.section.k_blocks * self.left.line_bytes();
+        let unit = unit(self.section, panels, together, threads);
+        if self.blocks_k() && a_bytes > A_BYTES_KEPT {
+            return (PANELS_BLOCKED.min(panels / (threads * 2)) / together * together).max(unit);
+        }
+        unit
     }
 
     /// Multiplies all row groups with some panels, on the calling thread.
@@ -384,9 +402,9 @@ impl<'a> Part<'a> {
         };
         let per_group = panels.len() * self.kernel.rows_max * 32;
         let (wide, all) = scratch.halves_and_singles(at_once * BLOCK, groups.len() * per_group);
-        for (i, panel) in panels.clone().enumerate() {
-            for k in (0..k_blocks).step_by(at_once) {
-                let k = k..k_blocks.min(k + at_once);
+        for k in (0..k_blocks).step_by(at_once) {
+            let k = k..k_blocks.min(k + at_once);
+            for (i, panel) in panels.clone().enumerate() {
                 let wide = &mut wide[..k.len() * BLOCK];
                 expander.expand(&codes(panel), k.clone(), wide);
                 for (group, c) in groups.clone().zip(all.chunks_exact_mut(per_group)) {
