@@ -69,7 +69,7 @@ pub(crate) fn prepare(text: &str) -> Result<(String, Vec<Unenforced>), GrammarEr
     Ok((out, unenforced))
 }
 
-/// What the library holds and recurses over, counted so that it has no more.
+/// Bounded counts of a text's tokens and open brackets: the library keeps the ones and recurses over the others.
 #[derive(Default)]
 struct Size {
     tokens: usize,

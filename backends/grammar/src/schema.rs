@@ -139,7 +139,7 @@ pub(crate) fn prepare(kind: Kind, text: &str) -> Result<(Value, Vec<Unenforced>)
     prepare_value(kind, schema, &mut Spent::default())
 }
 
-/// What the schemas of one grammar take together: one grammar may have thousands.
+/// Totals over the schemas of one grammar, which may have thousands.
 #[derive(Default)]
 pub(crate) struct Spent {
     patterns: usize,

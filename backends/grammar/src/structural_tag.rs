@@ -154,7 +154,7 @@ struct Writer<'a> {
     count: usize,
     formats: usize,
     depth: usize,
-    /// What the schemas so far take together.
+    /// Totals over the schemas so far.
     spent: schema::Spent,
 }
 

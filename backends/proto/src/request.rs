@@ -15,7 +15,7 @@ pub struct Generate {
     /// Token ids of the whole prompt, after template and tokenizer.
     #[prost(uint32, repeated, tag = "3")]
     pub prompt: Vec<u32>,
-    /// One entry per choice that is still open; at least one.
+    /// Choices that are still open; at least one.
     #[prost(message, repeated, tag = "4")]
     pub choices: Vec<ChoiceStart>,
     /// Sampling parameters, common to all choices; each choice draws its own random numbers.
@@ -98,7 +98,7 @@ pub enum Pooling {
     Max = 7,
 }
 
-/// One choice of a request, with the tokens it has emitted already.
+/// Choice of a request, with the tokens that it has emitted already.
 #[derive(Clone, PartialEq, Message)]
 pub struct ChoiceStart {
     /// Index of the choice, from 0.
@@ -180,7 +180,7 @@ pub struct BadWord {
     pub tokens: Vec<u32>,
 }
 
-/// One entry of `logit_bias`: a token and the value added to its logit.
+/// Entry of `logit_bias`: a token and the value added to its logit.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct LogitBias {
     /// Id of the token whose logit is changed.

@@ -80,7 +80,7 @@ pub struct Output {
     pub vector: Vec<f32>,
 }
 
-/// One emitted token of a choice, with log-probabilities when the request asks for them.
+/// Token that a choice has emitted, with log-probabilities when the request asks for them.
 #[derive(Clone, PartialEq, Message)]
 pub struct Token {
     /// Id of the token in the model's vocabulary.

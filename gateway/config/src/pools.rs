@@ -256,7 +256,7 @@ struct FormatKey {
     key: &'static str,
     /// Option of the command line that stands for the key.
     flag: &'static str,
-    /// What the formats are.
+    /// Meaning of the formats.
     what: &'static str,
     /// Names of the formats, the default first.
     names: &'static [&'static str],

@@ -111,7 +111,7 @@ async fn guessed(
     Ok((guess, opener))
 }
 
-/// Whether the limits leave enough for a call to be made later. Nothing stays reserved, and places in flight are not
+/// Checks that the limits leave enough for a call to be made later. Nothing stays reserved, and places in flight are not
 /// checked: the call waits for one.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! One KV tier below the device: the plan of its slots, the medium that holds the bytes, its counters, and its health.
+//! A KV tier below the device: the plan of its slots, the medium that holds the bytes, its counters, and its health.
 //!
 //! A disk that fails again and again is switched off, and tried again after a pause that doubles. A server rests by itself
 //! (`remote`).
@@ -29,7 +29,7 @@ pub(crate) enum Medium {
     Store(Io),
 }
 
-/// One KV tier: its plan of slots, the medium with the bytes, and its health.
+/// KV tier: its plan of slots, the medium with the bytes, and its health.
 pub(crate) struct Level {
     pub(super) plan: TierPool,
     pub(super) medium: Medium,

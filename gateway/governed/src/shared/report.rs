@@ -37,7 +37,7 @@ impl Shared {
         }
     }
 
-    /// One turn of the report.
+    /// Makes one turn of the report: checks the store, corrects leases, tells amounts.
     pub(super) async fn turn(&self) {
         if self.begin().await && self.correct().await {
             self.report_once(Instant::now()).await;
