@@ -44,6 +44,8 @@ struct Mark<'a> {
     values: Option<Values<'a>>,
     /// Values of properties that an object has.
     properties: HashMap<&'a str, Values<'a>>,
+    /// Cost of a look at the names of all properties in another schema.
+    names: usize,
 }
 
 /// A list of values: of a `const`, or of an `enum`.
@@ -63,12 +65,14 @@ impl<'a> Values<'a> {
 
 impl<'a> Mark<'a> {
     fn of(schema: &'a Value, root: &'a Value, chain: usize, left: &mut usize) -> Self {
-        let none = Self { types: ANY, values: None, properties: HashMap::new() };
+        let none = Self { types: ANY, values: None, properties: HashMap::new(), names: 0 };
         let Some(map) = schema.as_object().filter(|_| chain > 0) else { return none };
         let reference = map.get("$ref").and_then(Value::as_str);
         let required = map.get("required").and_then(Value::as_array);
         let values = Values::of(map);
-        let count = required.map_or(0, Vec::len) + values.map_or(0, |values| values.0.len());
+        let names: usize =
+            required.into_iter().flatten().filter_map(Value::as_str).map(|name| name.len() / BYTES).sum();
+        let count = required.map_or(0, Vec::len) + names + values.map_or(0, |values| values.0.len());
         if !take(left, 1 + count + reference.map_or(0, str::len) / BYTES) {
             return none;
         }
@@ -88,13 +92,14 @@ impl<'a> Mark<'a> {
             let property = map.get("properties").and_then(|properties| properties.get(name)?.as_object());
             if let Some(values) = property.and_then(Values::of) {
                 mark.properties.insert(name, values);
+                mark.names += 1 + name.len() / BYTES;
             }
         }
         mark
     }
 
     fn is_apart(&self, other: &Self, left: &mut usize) -> bool {
-        if !take(left, 1 + self.properties.len()) {
+        if !take(left, 1 + self.names) {
             return false;
         }
         let meet = self.types & other.types;
@@ -135,8 +140,39 @@ fn same(a: &Value, b: &Value, left: &mut usize) -> bool {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
         (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, left)),
         (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b, left)))
+            let mut member = |(name, a): (&String, &Value)| {
+                // Each look at a name reads all of it.
+                !take(left, name.len() / BYTES) || b.get(name).is_some_and(|b| same(a, b, left))
+            };
+            a.len() == b.len() && a.iter().all(&mut member)
         }
         (a, b) => a == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Looks that it takes to compare two schemas with members or properties of that name.
+    fn looks(options: &[Value; 2]) -> usize {
+        let mut left = LOOKS_MAX;
+        assert!(are_apart(options, &Value::Null, &mut left));
+        LOOKS_MAX - left
+    }
+
+    #[test]
+    fn names_cost_as_much_as_other_texts() {
+        let long = "n".repeat(100 * BYTES);
+        // The members with long names are equal; what tells the two apart comes behind them.
+        let member = |name: &str, last: u8| json!({"const": {name: 1, "z": last}});
+        let of_members = |name| looks(&[member(name, 1), member(name, 2)]);
+        assert!(of_members(&long) >= of_members("n") + 100, "a name of a member");
+
+        let property = |name: &str, value: u8| json!({"type": "object", "required": [name], "properties": {name: {"const": value}}});
+        let of_properties = |name| looks(&[property(name, 1), property(name, 2)]);
+        assert!(of_properties(&long) >= of_properties("n") + 300, "both lists of required names, and the look");
     }
 }

@@ -7,7 +7,7 @@
 //! - one group: a unit is a stretch of memory read once, in order.
 //! - codes of 4 and 8 bits (`narrow/`) are expanded to bf16 first, once per item: block by block of k into L1 for few rows, all panels of the unit into L2
 //!   for many.
-//! - AMX wants its panel of B in L1: for a block of k, panel by panel, all groups of the item; C waits in scratch (up to 512 KiB).
+//! - AMX wants its panel of B in L1: for a block of k, panel by panel, all groups of the item; C waits in scratch (256 to 512 KiB at the widths of models).
 
 use std::ops::Range;
 
