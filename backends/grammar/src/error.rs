@@ -6,6 +6,9 @@ use crate::vocabulary::VocabularyError;
 /// Longest message of the library that is repeated, in characters: the message may quote the text.
 const MESSAGE_CHARS_MAX: usize = 400;
 
+/// Most characters of a client's name or text that a message repeats.
+const SHOWN_CHARS_MAX: usize = 64;
+
 /// Refusal of a grammar's text. Each variant but [`Self::Vocabulary`] is the client's fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
@@ -92,6 +95,14 @@ pub enum MatchError {
 pub(crate) fn too_large(kind: Kind, what: &'static str, size: usize, limit: usize) -> Result<(), GrammarError> {
     let (size, limit) = (size as u64, limit as u64);
     if size > limit { Err(GrammarError::TooLarge { kind, what, size, limit }) } else { Ok(()) }
+}
+
+/// A client's text for a message: its first characters, as many as the gateway repeats of a name.
+pub(crate) fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS_MAX) {
+        None => text.to_owned(),
+        Some((at, _)) => format!("{}…", &text[..at]),
+    }
 }
 
 /// A library's message in one line, without its remarks in angle brackets at the end. The middle of a long message,

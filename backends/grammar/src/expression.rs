@@ -114,6 +114,45 @@ impl<'a> Iterator for Parts<'a> {
     }
 }
 
+/// Classes by name in an expression, which are lists of hundreds of ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Classes {
+    /// Number of them.
+    pub(crate) count: usize,
+    /// True if some have characters of several bytes, in large numbers: each becomes dozens of states.
+    pub(crate) are_large: bool,
+}
+
+impl Classes {
+    /// Classes of an expression in which `\w` and `\d` are those of Unicode.
+    pub(crate) fn of_unicode(expression: &str) -> Self {
+        let is_large = |name: char, classes: usize| match name {
+            'd' | 's' => Some(classes > 0),
+            'D' | 'p' | 'P' | 'S' | 'w' | 'W' => Some(true),
+            _ => None,
+        };
+        Self::of(expression, is_large)
+    }
+
+    /// Classes of a pattern of JSON Schema: all but `\p` and `\P` are those of ASCII.
+    pub(crate) fn of_ascii(pattern: &str) -> Self {
+        Self::of(pattern, |name, _| matches!(name, 'p' | 'P').then_some(true))
+    }
+
+    /// `is_large`: whether the class of that name is large within so many brackets; `None`: it is no class.
+    fn of(expression: &str, is_large: impl Fn(char, usize) -> Option<bool>) -> Self {
+        let (mut all, mut parts) = (Self { count: 0, are_large: false }, Parts::of(expression));
+        while let Some(part) = parts.next() {
+            let Part::Escape(escape) = part else { continue };
+            if let Some(is_large) = escape.chars().nth(1).and_then(|name| is_large(name, parts.classes)) {
+                all.count += 1;
+                all.are_large |= is_large;
+            }
+        }
+        all
+    }
+}
+
 /// Drops `^` in front, behind flags too, and `$` at the end: they say no more than that the whole output matches. They
 /// stay where an alternative outside of groups gives them another meaning; the library then refuses them.
 pub(crate) fn unanchored(regex: &str) -> Cow<'_, str> {

@@ -5,6 +5,7 @@
 //! numbered, since the two notations allow different ones. What a rule means is not looked at: the parser of Lark
 //! refuses what is too much.
 
+use crate::error::shown;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
@@ -50,7 +51,7 @@ pub fn to_rules(text: &str, prefix: &str) -> Result<(String, String), GbnfError>
     let names = heads.map(|head| &head[head.trim_end_matches(is_part).len()..]);
     reader.dotted = names.filter(|name| name.contains('.')).collect();
     if let Some(name) = reader.dotted.iter().find(|name| name.len() > DOTTED_BYTES_MAX) {
-        let what = format!("a name with dots has {} bytes, limit {DOTTED_BYTES_MAX}: {name:.40}…", name.len());
+        let what = format!("a name with dots has {} bytes, limit {DOTTED_BYTES_MAX}: {}", name.len(), shown(name));
         return Err(reader.fault(what));
     }
     let (mut rules, mut defined) = (String::new(), HashSet::new());
@@ -63,7 +64,7 @@ pub fn to_rules(text: &str, prefix: &str) -> Result<(String, String), GbnfError>
         reader.blanks(false);
         reader.expect("::=")?;
         if !defined.insert(name) {
-            return Err(reader.fault(format!("the rule is defined twice: {}", reader.written(name))));
+            return Err(reader.fault(format!("the rule is defined twice: {}", shown(reader.written(name)))));
         }
         reader.blanks_in_rule();
         let body = reader.alternatives(0)?;
@@ -75,7 +76,7 @@ pub fn to_rules(text: &str, prefix: &str) -> Result<(String, String), GbnfError>
         return Err(reader.fault("there is no rule `root`".into()));
     };
     if let Some(missing) = (0..reader.names.len()).find(|name| !defined.contains(name)) {
-        return Err(reader.fault(format!("the rule `{}` is not defined", reader.written(missing))));
+        return Err(reader.fault(format!("the rule `{}` is not defined", shown(reader.written(missing)))));
     }
     Ok((format!("{prefix}{root}"), rules))
 }
@@ -257,7 +258,7 @@ impl<'a> Reader<'a> {
                 self.rest = &self.rest[end + 1..];
                 let (low, high) = bounds.split_once(',').unwrap_or((&bounds, &bounds));
                 let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number <= REPEAT_MAX);
-                let fault = || self.fault(format!("`{{{bounds}}}` is no repetition up to {REPEAT_MAX}"));
+                let fault = || self.fault(format!("`{{{}}}` is no repetition up to {REPEAT_MAX}", shown(&bounds)));
                 let low = if low.is_empty() { 0 } else { number(low).ok_or_else(fault)? };
                 if high.is_empty() {
                     return Ok(format!("{{{low},}}"));

@@ -5,6 +5,7 @@
 //! either nested in the text, or has tokens of its own.
 
 use crate::error::{GrammarError, too_large};
+use crate::expression::Classes;
 use crate::kind::Kind;
 use crate::schema::{self, Spent, Unenforced};
 use crate::source::TEXT_BYTES_MAX;
@@ -36,6 +37,9 @@ pub(crate) fn prepare(text: &str) -> Result<(String, Vec<Unenforced>), GrammarEr
     let (mut tokens, mut size, mut spent, mut schemas) = (Tokens::of(text), Size::default(), Spent::default(), 0);
     while let Some((at, token)) = tokens.next() {
         size.add(token)?;
+        if token.starts_with('/') && !token.starts_with("//") {
+            spent.expression(Kind::Lark, token, Classes::of_unicode(token))?;
+        }
         let directives = [JSON, OPTIONS, REGEX];
         let Some(directive) = directives.into_iter().find(|directive| text[at..].starts_with(directive)) else {
             continue;
@@ -227,6 +231,7 @@ fn unused_suffix(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::{CLASSED_MAX, CLASSES_MAX};
 
     #[test]
     fn schemas_inside_are_prepared() {
@@ -334,6 +339,21 @@ mod tests {
         for text in [format!("start: /{long}/"), format!("start: %regex {{\"substring_chars\": \"{long}\"}}")] {
             check(&text, Some("bytes in one expression"));
         }
+        for class in [r"\w", r"\P{L}", r"[^\d]"] {
+            let text = format!("start: {}/\\\\w.[a-z]/", format!("/{}/ ", class.repeat(CLASSES_MAX / 4)).repeat(4));
+            check(&text, None);
+            check(&format!("{text} /{class}/"), Some("classes in expressions"));
+            let distinct = |count: usize| (0..count).map(|n| format!("/{class}{n}/ /{class}{n}/ /\\d\\s{n}/ "));
+            check(&format!("start: {}", distinct(CLASSED_MAX).collect::<String>()), None);
+            let many = format!("start: {}", distinct(CLASSED_MAX + 1).collect::<String>());
+            check(&many, Some("different expressions with classes of Unicode"));
+        }
+        // Patterns count together with the expressions, and in schemas `\w` has 63 characters.
+        let pattern =
+            |n: usize| format!("%json {{\"pattern\": \"\\\\p{{L}}{n}\"}} %json {{\"pattern\": \"\\\\w{n}\"}} ");
+        let patterns: String = (1..CLASSED_MAX).map(pattern).collect();
+        check(&format!("start: {patterns} /\\w/"), None);
+        check(&format!("start: {patterns} /\\w/ /a\\w/"), Some("different expressions with classes of Unicode"));
         // Each schema alone is within its bounds.
         let choices = serde_json::json!({ "anyOf": [{"const": 1}, {"const": 2}] });
         let costly = format!("%json {} ", serde_json::json!({ "allOf": vec![choices; 8] }));

@@ -3,6 +3,8 @@
 use crate::vocabulary::Index;
 use llguidance::TokenParser;
 use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
+use llguidance::derivre::ExprRef;
+use llguidance::derivre::raw::ExprSet;
 use llguidance::toktrie::TokTrie;
 use llguidance::{Logger, panic_utils};
 use std::panic::AssertUnwindSafe;
@@ -10,6 +12,15 @@ use toktrie::InferenceCapabilities;
 
 /// Tokens that are consumed between two masks at most: only a mask renews the work that the lexer may do.
 const UNMASKED_MAX: u32 = 32;
+
+/// Most optional parts in a row, in all expressions of a grammar together: a row of `n` counts as `n(n+1)/2`. For the next
+/// letter of such a row (`a*b*c*…`) the library makes an alternative of each part and everything behind it, and its own
+/// limits count none of that work. One row of 512 takes a sixth of a second; rows of ten, as people write them, may be
+/// there by the thousand.
+const RUNS_MAX: u64 = 512 * 513 / 2;
+
+/// Kind of an expression that is one part and what stands behind it, as the library numbers kinds.
+const CONCATENATION: u8 = 10;
 
 /// State of one sequence in the library, or of none so far.
 #[derive(Clone)]
@@ -24,7 +35,14 @@ impl Parser {
     pub(crate) fn compile(index: &Index, grammar: TopLevelGrammar) -> Result<Self, String> {
         let factory = &index.factory;
         guarded(|| {
-            let init = GrammarInit::Serialized(grammar);
+            let env = Some(factory.tok_env().clone());
+            let (grammar, lexer) = GrammarInit::Serialized(grammar).to_internal(env, factory.limits().clone())?;
+            let runs = optional_runs(lexer.regex_builder.exprset());
+            anyhow::ensure!(
+                runs <= RUNS_MAX,
+                "too many optional parts in a row in its expressions ({runs}, limit {RUNS_MAX}: the sum of n(n+1)/2 over rows of n)"
+            );
+            let init = GrammarInit::Internal(grammar, lexer);
             let (logger, caps) = (Logger::new(0, 0), InferenceCapabilities::default());
             let mut parser = factory.create_parser_from_init_ext(init, logger, caps, factory.limits().clone())?;
             parser.bias_computer = index.masks.clone();
@@ -147,6 +165,27 @@ fn sound(parser: &TokenParser) -> anyhow::Result<()> {
         Some(error) => anyhow::bail!(error.message()),
         None => Ok(()),
     }
+}
+
+/// Sum of `n(n+1)/2` over the rows of `n` optional parts in all expressions. Equal expressions count once, as the library
+/// works on them once. Cost: linear in the expressions.
+fn optional_runs(expressions: &ExprSet) -> u64 {
+    let mut runs: Vec<u32> = vec![0; expressions.len() + 1];
+    let mut sum = 0_u64;
+    // What an expression consists of comes before it.
+    for id in 1..runs.len() {
+        let expression = ExprRef::new(id as u32);
+        if !expressions.is_valid(expression) || expressions.get_tag(expression) as u8 != CONCATENATION {
+            continue;
+        }
+        if let [part, rest] = *expressions.get_args(expression)
+            && expressions.is_nullable(part)
+        {
+            runs[id] = 1 + runs.get(rest.as_usize()).copied().unwrap_or(0);
+            sum += u64::from(runs[id]);
+        }
+    }
+    sum
 }
 
 fn guarded<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T, String> {
@@ -273,6 +312,31 @@ mod tests {
             }
         }
         shorter
+    }
+
+    #[test]
+    fn optional_parts_in_a_row_are_bounded_together() {
+        let vocabulary = vocabulary();
+        let refused = |source: Source| match crate::Grammar::compile(&source, &vocabulary) {
+            Err(error) => error.to_string().contains("optional parts in a row"),
+            Ok(_) => false,
+        };
+        let terminals = |count: usize, row: &str| -> String {
+            (0..count).map(|n| format!("/{row}{n}/ ")).collect::<String>() + "\"a\""
+        };
+        for part in ["a?", "(ab)*", ".*", "(a|)", "(a{0,3}b?)?"] {
+            let most = if part.starts_with("(a{") { 300 } else { 512 };
+            assert!(!refused(Source::regex(part.repeat(most))), "{part}");
+            // What stands last has nothing behind it.
+            assert!(refused(Source::regex(part.repeat(514))), "{part}");
+            assert!(refused(schema(&json!({"type": "string", "pattern": part.repeat(520)}))), "{part}");
+            // Rows of several expressions count together.
+            assert!(refused(Source::lark(format!("start: {}", terminals(10, &part.repeat(180))))), "{part}");
+        }
+        assert!(!refused(Source::regex("a*b".repeat(5000))), "each row is of one");
+        assert!(!refused(Source::lark(format!("start: {}", terminals(2000, "a?b?c?d?e?f?g?h?i?j?")))), "rows of ten");
+        let doubling: String = (0..11).map(|n| format!("T{n}: T{0} T{0}\n", n + 1)).collect();
+        assert!(refused(Source::lark(format!("start: T0\n{doubling}T11: /a*/"))));
     }
 
     #[test]

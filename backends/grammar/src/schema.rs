@@ -2,7 +2,8 @@
 //! does not enforce.
 
 use crate::apart::{LOOKS_MAX, are_apart};
-use crate::error::{GrammarError, too_large};
+use crate::error::{GrammarError, shown, too_large};
+use crate::expression::Classes;
 use crate::kind::Kind;
 use crate::narrow;
 use crate::pointer::{POINTER_BYTES_MAX, Plain, has_escapes, resolve, resolve_mut};
@@ -36,6 +37,11 @@ const COPIED_MAX: u64 = 100_000;
 /// Most `pattern`s and `patternProperties` of all schemas of a grammar, and most bytes of them.
 const ALL_PATTERNS_MAX: usize = 16 * PATTERNS_MAX;
 const ALL_PATTERN_BYTES_MAX: usize = 16 * PATTERN_BYTES_MAX;
+/// Most classes by name (`\w`, `\p{Greek}`) in all expressions of a grammar: the library takes some 7 KB for each. A regular
+/// expression that is the whole grammar has room for as many.
+pub(crate) const CLASSES_MAX: usize = 8 << 10;
+/// Most different expressions with large classes: the library makes thirty states of each, 140 KB, before it counts them.
+pub(crate) const CLASSED_MAX: usize = 256;
 /// Most schemas of a grammar after alternatives have been multiplied out.
 const ALL_EXPANDED_MAX: u64 = 5 * EXPANDED_MAX;
 
@@ -146,6 +152,21 @@ pub(crate) struct Spent {
     pattern_bytes: usize,
     expanded: u64,
     copied: u64,
+    classes: usize,
+    /// Expressions with large classes.
+    classed: HashSet<String>,
+}
+
+impl Spent {
+    /// Counts the classes of one more expression.
+    pub(crate) fn expression(&mut self, kind: Kind, text: &str, classes: Classes) -> Result<(), GrammarError> {
+        self.classes += classes.count;
+        too_large(kind, "classes in expressions", self.classes, CLASSES_MAX)?;
+        if classes.are_large && !self.classed.contains(text) {
+            self.classed.insert(text.to_owned());
+        }
+        too_large(kind, "different expressions with classes of Unicode", self.classed.len(), CLASSED_MAX)
+    }
 }
 
 /// Prepares one of the schemas of a grammar; `spent`: what those before it took.
@@ -159,8 +180,7 @@ pub(crate) fn prepare_value(
         kind,
         root: &schema,
         unenforced: Vec::new(),
-        patterns: 0,
-        pattern_bytes: 0,
+        patterns: Vec::new(),
         multiple: 1,
         weights: HashMap::new(),
         seen: HashSet::new(),
@@ -174,12 +194,15 @@ pub(crate) fn prepare_value(
     };
     audit.look(&schema, &mut String::new(), 0)?;
     let elsewhere = audit.look_elsewhere()?;
-    too_large(kind, "patterns", audit.patterns, PATTERNS_MAX)?;
-    too_large(kind, "bytes of patterns", audit.pattern_bytes, PATTERN_BYTES_MAX)?;
-    spent.patterns += audit.patterns;
-    spent.pattern_bytes += audit.pattern_bytes;
+    let pattern_bytes = audit.patterns.iter().map(|pattern| pattern.len()).sum();
+    too_large(kind, "patterns", audit.patterns.len(), PATTERNS_MAX)?;
+    too_large(kind, "bytes of patterns", pattern_bytes, PATTERN_BYTES_MAX)?;
+    spent.patterns += audit.patterns.len();
+    spent.pattern_bytes += pattern_bytes;
     too_large(kind, "patterns", spent.patterns, ALL_PATTERNS_MAX)?;
     too_large(kind, "bytes of patterns", spent.pattern_bytes, ALL_PATTERN_BYTES_MAX)?;
+    let mut patterns = audit.patterns.iter();
+    patterns.try_for_each(|pattern| spent.expression(kind, pattern, Classes::of_ascii(pattern)))?;
     let size = audit.weigh(&schema, 0).size;
     spent.expanded = spent.expanded.saturating_add(size);
     for (size, limit) in [(size, EXPANDED_MAX), (spent.expanded, ALL_EXPANDED_MAX)] {
@@ -262,8 +285,7 @@ struct Audit<'a> {
     kind: Kind,
     root: &'a Value,
     unenforced: Vec<Unenforced>,
-    patterns: usize,
-    pattern_bytes: usize,
+    patterns: Vec<&'a str>,
     /// Least common multiple of the `multipleOf` so far, in units of 10⁻⁹.
     multiple: u128,
     /// Weights of references; `None` while one is being computed.
@@ -353,10 +375,10 @@ impl<'a> Audit<'a> {
     fn references(&mut self, map: &'a Map<String, Value>, pointer: &str) -> Result<(), GrammarError> {
         let Some(reference) = map.get("$ref") else { return Ok(()) };
         let Some(target) = reference.as_str() else {
-            return Err(GrammarError::malformed(self.kind, format!("`$ref` at {pointer}/ is no string")));
+            return Err(GrammarError::malformed(self.kind, format!("`$ref` at {}/ is no string", place(pointer))));
         };
         too_large(self.kind, "bytes in one `$ref`", target.len(), POINTER_BYTES_MAX)?;
-        let feature = || format!("`$ref` to {target:.100?} at {pointer}/");
+        let feature = || format!("`$ref` to {:?} at {}/", shown(target), place(pointer));
         if !target.starts_with('#') {
             let why = "references to other documents are not fetched";
             return Err(GrammarError::Unsupported { kind: self.kind, feature: feature(), why });
@@ -380,12 +402,12 @@ impl<'a> Audit<'a> {
             }
             match (key, value) {
                 ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
-                    self.note(format!("format: {format:.60}"), pointer);
+                    self.note(format!("format: {}", shown(format)), pointer);
                 }
-                ("pattern", Value::String(pattern)) => self.pattern(pattern),
+                ("pattern", Value::String(pattern)) => self.patterns.push(pattern),
                 ("patternProperties", Value::Object(named)) => {
                     too_large(self.kind, "patternProperties in one object", named.len(), PATTERN_PROPERTIES_MAX)?;
-                    named.keys().for_each(|pattern| self.pattern(pattern));
+                    self.patterns.extend(named.keys().map(String::as_str));
                 }
                 ("oneOf", Value::Array(options))
                     if options.len() > 1 && !are_apart(options, self.root, &mut self.looks) =>
@@ -410,11 +432,17 @@ impl<'a> Audit<'a> {
             self.multiple(multiple)?;
         }
         if let Some(key) = narrow::out_of_reach(map) {
-            let (feature, why) = (format!("`{key}` of {} at {pointer}/", map[key]), "numbers are counted in 64 bits");
+            let (feature, why) = (
+                format!("`{key}` of {} at {}/", shown(&map[key].to_string()), place(pointer)),
+                "numbers are counted in 64 bits",
+            );
             return Err(GrammarError::Unsupported { kind: self.kind, feature, why });
         }
         if let Some((key, value)) = narrow::inexact_value(map) {
-            let (feature, why) = (format!("`{key}` with {value} at {pointer}/"), "whole numbers have at most 53 bits");
+            let (feature, why) = (
+                format!("`{key}` with {} at {}/", shown(&value.to_string()), place(pointer)),
+                "whole numbers have at most 53 bits",
+            );
             return Err(GrammarError::Unsupported { kind: self.kind, feature, why });
         }
         too_large(self.kind, "optional properties in one object", optional(map), OPTIONAL_MAX)?;
@@ -461,15 +489,13 @@ impl<'a> Audit<'a> {
         self.unenforced.push(Unenforced { keyword, pointer: place(pointer) });
     }
 
-    fn pattern(&mut self, pattern: &str) {
-        self.patterns += 1;
-        self.pattern_bytes += pattern.len();
-    }
-
     fn multiple(&mut self, multiple: &Value) -> Result<(), GrammarError> {
         const UNIT: f64 = 1e9;
         let Some(value) = multiple.as_f64().filter(|value| *value > 0.0) else {
-            return Err(GrammarError::malformed(self.kind, format!("`multipleOf` is {multiple:.40}")));
+            return Err(GrammarError::malformed(
+                self.kind,
+                format!("`multipleOf` is {}", shown(&multiple.to_string())),
+            ));
         };
         let scaled = ((value * UNIT).round().min(1e30) as u128).max(1);
         self.multiple = self.multiple / gcd(self.multiple, scaled) * scaled.min(u128::MAX / self.multiple);

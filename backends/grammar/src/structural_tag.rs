@@ -12,12 +12,13 @@
 mod fields;
 mod tag;
 
+use crate::error::shown;
 use crate::expression::{ANY, SOME, ends_in_escape, quoted, regex, without};
 use crate::gbnf;
 use crate::kind::Kind;
 use crate::schema;
 use crate::source::TEXT_BYTES_MAX;
-use fields::{Place, Written, flag, known, list, object, once, shown, string, strings};
+use fields::{Place, Written, flag, known, list, object, once, string, strings};
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 use std::ops::Range;

@@ -1,12 +1,11 @@
 //! Fields of a structural tag, read with the place of each fault.
 
 use super::TagError;
+use crate::error::shown;
 use serde_json::{Map, Value};
 
 /// Most elements of one list.
 pub(super) const ELEMENTS_MAX: usize = 2048;
-/// Most characters of a client's text that a message repeats.
-const SHOWN_MAX: usize = 80;
 
 pub(super) type Written<T> = Result<T, TagError>;
 
@@ -30,14 +29,6 @@ impl Place {
 
     pub(super) fn fault<T>(&self, what: impl Into<String>) -> Written<T> {
         Err(TagError { at: self.0.clone(), what: what.into() })
-    }
-}
-
-/// A client's text for a message, cut where it is long.
-pub(super) fn shown(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_MAX) {
-        None => text.to_owned(),
-        Some((at, _)) => format!("{}…", &text[..at]),
     }
 }
 

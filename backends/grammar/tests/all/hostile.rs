@@ -3,9 +3,9 @@
 
 use crate::common::random;
 use crate::hostile_corpus::{NoSpecials, corpus, tags};
-use crate::measure::{measure, spent};
+use crate::measure::{demo, measure, spent};
 use penstock_grammar::structural_tag::to_rules;
-use penstock_grammar::{Kind, gbnf, lark};
+use penstock_grammar::{Grammar, Kind, Source, gbnf, lark};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -48,6 +48,56 @@ fn one_text_alone() {
         cost.seconds < SECONDS_MAX && cost.bytes < BYTES_MAX && cost.mask_seconds < MASK_SECONDS_MAX,
         "{name}: {cost}"
     );
+}
+
+#[test]
+fn refusals_repeat_no_long_names() {
+    let long = "n".repeat(60_000);
+    let schema = |inner: Value| Source::json_schema(json!({"properties": {&long: inner}}).to_string());
+    let refused = [
+        schema(json!({"$ref": 1})),
+        schema(json!({"$ref": format!("#{}", &long[..4000])})),
+        schema(json!({"$ref": &long[..4000]})),
+        schema(json!({"$ref": long})),
+        schema(json!({"minimum": 1e300, "type": "integer"})),
+        schema(json!({"const": 9_007_199_254_740_993_u64})),
+        schema(json!({"multipleOf": long})),
+        schema(json!({"type": long})),
+        schema(json!({"pattern": &long[..8193]})),
+        Source::json_schema(
+            json!({"type": "object", &long: {"$ref": 1}, "$ref": format!("#/{}", &long[..4000])}).to_string(),
+        ),
+        Source::lark(format!("start: {long}")),
+        Source::lark(format!("start: <{long}>")),
+        Source::regex(format!("{}(", &long[..16_000])),
+        Source { kind: Kind::Choice, text: format!("[{long}]") },
+    ];
+    let vocabulary = demo();
+    for source in refused {
+        let error = Grammar::compile(&source, &vocabulary).expect_err(&source.text[..60]).to_string();
+        assert!(error.len() < 1024, "{} bytes: {error:.200}", error.len());
+    }
+    for text in [
+        format!("root ::= {long}"),
+        format!("{long} ::= \"a\"\n{long} ::= \"b\""),
+        format!("root ::= \"a\"{{{long}}}"),
+        format!("root ::= a.{}\na.{} ::= \"a\"", &long[..30_000], &long[..30_000]),
+    ] {
+        let error = gbnf::to_lark(&text).expect_err(&text[..60]).to_string();
+        assert!(error.len() < 1024, "{} bytes: {error:.200}", error.len());
+    }
+    let noted = schema(json!({"format": long, "uniqueItems": true})).check().expect("noted");
+    assert!(noted.len() == 2 && noted.iter().all(|noted| noted.to_string().len() < 1024));
+    for format in [
+        json!({"type": long}),
+        json!({"type": "any_text", &long: 1}),
+        json!({"type": "grammar", "grammar": format!("root ::= {long}")}),
+        json!({"type": "json_schema", "json_schema": {"properties": {&long: {"$ref": 1}}}}),
+        json!({"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": long, "content": {"type": "any_text"}, "end": ">"}]}),
+    ] {
+        let error = to_rules(&json!({ "format": format }).to_string(), &NoSpecials).expect_err("refused");
+        assert!(error.at.len() + error.what.len() < 1024, "{:.200}", error.what);
+    }
 }
 
 /// Longest text of a structural tag that the gateway takes from a client.

@@ -10,6 +10,7 @@ pub(crate) fn corpus() -> Vec<(&'static str, Source)> {
     let mut all = schemas();
     all.extend(regexes());
     all.extend(larks());
+    all.extend(at_their_limits());
     // What is refused as a tag costs nothing here.
     let written = |tag: &Value| to_rules(&tag.to_string(), &NoSpecials).ok();
     let source = |rules: TagRules| Source::lark(format!("start: {}\n{}", rules.start, rules.rules));
@@ -320,4 +321,129 @@ fn large_larks() -> Vec<(&'static str, Source)> {
     ]
     .map(|(name, text)| (name, Source::lark(text)))
     .into()
+}
+
+/// Texts with expressions, patterns and grammars that are as long, or as many, as they may be.
+fn at_their_limits() -> Vec<(&'static str, Source)> {
+    const REGEX_BYTES: usize = 16 << 10;
+    const EXPRESSION_BYTES: usize = (128 << 10) - 64;
+    const PATTERN_BYTES: usize = (8 << 10) - 64;
+    const TEXT_BYTES: usize = (256 << 10) - 64;
+    let of = |part: &str, bytes: usize| part.repeat(bytes / part.len());
+    let classes = of(r"\p{L}", PATTERN_BYTES);
+    let words = (0..).map(|n| format!("{n:x}|")).scan(0, |sum, word| {
+        *sum += word.len();
+        (*sum < EXPRESSION_BYTES).then_some(word)
+    });
+    let words: String = words.collect();
+    // One pattern that meets each of many alternatives.
+    let met = |pattern: &str, alternatives: usize| {
+        let lengths: Vec<Value> = (0..alternatives).map(|n| json!({ "minLength": n % 100 })).collect();
+        json!({"allOf": [{"type": "string", "pattern": pattern}, {"anyOf": lengths}]})
+    };
+    let many = |pattern: &str| json!({"prefixItems": (0..64).map(|n| json!({"type": "string", "pattern": format!("{}{n}", of(pattern, 124))})).collect::<Vec<_>>()});
+    let regexes = [
+        ("a regex of letters at its limit", of("a", REGEX_BYTES)),
+        ("a regex of classes at its limit", of(r"\p{L}", REGEX_BYTES)),
+        ("a regex of negated classes at its limit", of(r"[^\p{L}a]", REGEX_BYTES)),
+        ("a regex of words at its limit", of(r"\w", REGEX_BYTES)),
+        ("a regex of any texts at its limit", of(".*a", REGEX_BYTES)),
+        ("a regex of repeats at its limit", of(r"\w{1,9}", REGEX_BYTES)),
+        ("a regex of alternatives at its limit", of(r"\w*a|", REGEX_BYTES - 1) + "b"),
+        ("a regex of optional words at its limit", of(r"\w*", REGEX_BYTES)),
+        ("a regex of as many optional words as may stand in a row", of(r"\w*", 3 * 512)),
+        (
+            "a regex of as many optional letters as may stand in a row",
+            (0..128).map(|n| format!("{n:x}?{n:x}*.?.*")).collect(),
+        ),
+        ("a regex without case at its limit", format!("(?i){}", of("aβ", REGEX_BYTES - 4))),
+    ];
+    let larks = [
+        ("an expression of letters at its limit", format!("start: /{}/", of("a", EXPRESSION_BYTES))),
+        ("an expression of classes at its limit", format!("start: /{}/", of(r"\p{L}", EXPRESSION_BYTES))),
+        ("an expression of negated classes at its limit", format!("start: /{}/", of(r"[^\p{L}a]", EXPRESSION_BYTES))),
+        ("an expression of words at its limit", format!("start: /{}/", of(r"\w", EXPRESSION_BYTES))),
+        ("an expression of any texts at its limit", format!("start: /{}a/", of("(?s:.*)", EXPRESSION_BYTES))),
+        ("an expression of repeats at its limit", format!("start: /{}/", of(r"\w{1,9}", EXPRESSION_BYTES))),
+        ("an expression of as many words as there may be", format!("start: /{}/", of(r"\w", 2 * 8192))),
+        (
+            "expressions of as many words as there may be",
+            format!("start: {}\"a\"", (0..256).map(|n| format!(r"/\p{{L}}*\w{n}[^x]/ | ")).collect::<String>()),
+        ),
+        (
+            "expressions of as many optional parts as there may be",
+            format!("start: {}\"a\"", (0..2300).map(|n| format!("/a?b?c?d?e?f?g?h?i?j?{n}/ | ")).collect::<String>()),
+        ),
+        ("terminals of optional parts that double", {
+            let doubling: String = (0..14).map(|n| format!("T{n}: T{0} T{0}\n", n + 1)).collect();
+            format!("start: T0\n{doubling}T14: /a*/\n")
+        }),
+        ("optional terminals in a row", format!("start: T\nT: {}", "\"a\"? ".repeat(14_000))),
+        ("an expression of alternatives at its limit", format!("start: /{words}z/")),
+        ("an expression without case at its limit", format!("start: /(?i){}/", of("aβ", EXPRESSION_BYTES))),
+        (
+            "two expressions of classes at their limit",
+            format!("start: A B\nA: /{0}/\nB: /{0}a/", of(r"\p{L}", EXPRESSION_BYTES)),
+        ),
+        (
+            "expressions by the thousand",
+            format!("start: {}", (0..8000).map(|n| format!(r"/\p{{L}}\w\d{n}/ | ")).collect::<String>() + "\"a\""),
+        ),
+        (
+            "expressions by the thousand in a row",
+            format!("start: {}", (0..8000).map(|n| format!(r"/\p{{L}}\w\d{n}/ ")).collect::<String>()),
+        ),
+        (
+            "terminals of classes by the thousand",
+            format!(
+                "start: {}\n{}",
+                (0..4000).map(|n| format!("T{n} ")).collect::<String>(),
+                (0..4000).map(|n| format!("T{n}: /\\p{{L}}*{n}[^x]/\n")).collect::<String>()
+            ),
+        ),
+        ("a grammar of letters at its limit", format!("start: \"{}\"", of("é", TEXT_BYTES))),
+    ];
+    let letters = of("a?b", PATTERN_BYTES);
+    let few = met(&letters, 450);
+    let schemas = [
+        ("a pattern of letters at its limit", json!({"type": "string", "pattern": of("ab", PATTERN_BYTES)})),
+        ("a pattern of classes at its limit", json!({"type": "string", "pattern": classes})),
+        ("patterns of classes at their limit", many(r"\p{L}")),
+        ("patterns of words at their limit", many(r"\w\s")),
+        ("patterns of any texts at their limit", many(".*a")),
+        ("a pattern at its limit among alternatives", met(&letters, 4900)),
+        ("a pattern of classes at its limit among alternatives", met(&classes, 4900)),
+        (
+            "a name at its limit",
+            json!({"patternProperties": {of("a[^b]", PATTERN_BYTES): {}}, "additionalProperties": false}),
+        ),
+        ("names at their limit beside properties", {
+            let names: serde_json::Map<String, Value> = (0..400).map(|n| (format!("p{n}"), json!({}))).collect();
+            let patterns: serde_json::Map<String, Value> =
+                (0..8).map(|n| (format!("^x{n}{}$", of("a?b", PATTERN_BYTES / 8 - 8)), json!({}))).collect();
+            json!({"properties": names, "patternProperties": patterns})
+        }),
+    ];
+    // As many as the bytes of all patterns together allow.
+    let repeated = [
+        ("patterns at their limit among alternatives of schemas", few, 16),
+        ("patterns of classes of schemas", json!({"type": "string", "pattern": of(r"\p{L}", PATTERN_BYTES / 8)}), 40),
+    ]
+    .map(|(name, schema, count)| (name, Source::lark(format!("start: {}", format!("%json {schema} ").repeat(count)))));
+    let different = |class: &str, count: usize| -> String {
+        let schema = |n: usize| json!({"prefixItems": (0..64).map(|m| json!({"type": "string", "pattern": format!("^{class}*{}[^x]$", 64 * n + m)})).collect::<Vec<_>>()});
+        (0..count / 64).map(|n| format!("%json {} ", schema(n))).collect()
+    };
+    let different = [
+        ("different patterns of classes of schemas", Source::lark(format!("start: {}", different(r"\p{L}", 256)))),
+        ("different patterns of schemas", Source::lark(format!("start: {}", different(r"\w", 1024)))),
+    ];
+    regexes
+        .map(|(name, text)| (name, Source::regex(text)))
+        .into_iter()
+        .chain(larks.map(|(name, text)| (name, Source::lark(text))))
+        .chain(schemas.map(|(name, schema)| (name, Source::json_schema(schema.to_string()))))
+        .chain(repeated)
+        .chain(different)
+        .collect()
 }
