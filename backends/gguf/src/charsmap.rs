@@ -66,6 +66,36 @@ fn is_sound(bytes: &[u8]) -> bool {
     texts.ends_with('\0') && units.iter().enumerate().all(is_unit_sound)
 }
 
+/// Longest text of the rules in base64, in bytes, as a tokenizer.json holds them; `None` if they are no base64, an index leads
+/// out of them, or a text is too long.
+pub fn longest_of_charsmap(text: &str) -> Option<usize> {
+    let bytes = from_base64(text)?;
+    let size = u32::from_le_bytes(*bytes.first_chunk()?) as usize;
+    let texts = is_sound(&bytes).then(|| bytes.get(4 + size..))??;
+    texts.split(|byte| *byte == 0).map(|text| text.len().min(TEXT_BYTES_MAX)).max()
+}
+
+/// Bytes of a text in base64 with its padding; `None`: it is something else.
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=').bytes().map(|digit| match digit {
+        b'A'..=b'Z' => Some(digit - b'A'),
+        b'a'..=b'z' => Some(digit - b'a' + 26),
+        b'0'..=b'9' => Some(digit - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    });
+    let digits: Vec<u8> = digits.collect::<Option<_>>()?;
+    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
+        return None;
+    }
+    let group = |group: &[u8]| {
+        let bits = group.iter().fold(0_u32, |bits, digit| bits << 6 | u32::from(*digit)) << (6 * (4 - group.len()));
+        bits.to_be_bytes().into_iter().skip(1).take(group.len() - 1).collect::<Vec<u8>>()
+    };
+    Some(digits.chunks(4).flat_map(group).collect())
+}
+
 /// Bytes in base64 (RFC 4648, section 4).
 pub(crate) fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -90,8 +120,13 @@ mod tests {
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("foobar", "Zm9vYmFy")];
         for (bytes, text) in all {
             assert_eq!(base64(bytes.as_bytes()), text);
+            assert_eq!(from_base64(text).as_deref(), Some(bytes.as_bytes()));
         }
         assert_eq!(base64(&[0xff, 0xef, 0xbe]), "/+++");
+        assert_eq!(from_base64("/+++").as_deref(), Some(&[0xff, 0xef, 0xbe][..]));
+        for text in ["Zg", "Zg=", "Z===", "====", "Zg==Zg==", "Z.==", "Zg==="] {
+            assert_eq!(from_base64(text), None, "{text}");
+        }
     }
 
     /// Trie of the one key "a", whose text begins at `text`.
@@ -126,6 +161,14 @@ mod tests {
         let first = 256 << 10 | 1 << 8;
         assert!(is_sound(&with(0, first)), "the empty key, which no walk asks for");
         assert!(!is_sound(&with(0, first | u32::from(b'a'))), "the first unit as a node whose key ends nowhere");
+    }
+
+    #[test]
+    fn the_longest_text_is_told_of_sound_rules_alone() {
+        assert_eq!(longest_of_charsmap(&base64(&rules(0))), Some(2));
+        assert_eq!(longest_of_charsmap(&base64(&rules(1))), None);
+        assert_eq!(longest_of_charsmap(&base64(&[0xff; 4])), None, "a trie of 4 GiB that is not there");
+        assert_eq!(longest_of_charsmap(""), None);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+pub use charsmap::longest_of_charsmap;
 pub use error::GgufError;
 pub use files::{locate, model_name};
 pub use pooling::sentence_files;

@@ -10,6 +10,7 @@
 //! Deliberately absent: sockets, clocks and randomness (both are arguments), templates from requests, weights.
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod call_ids;
 mod chat;
 mod control;

@@ -13,16 +13,19 @@ use serde_json::{Map, Value};
 use tokenizers::models::bpe::BPE;
 use tokenizers::{AddedToken, Tokenizer};
 
+use crate::bounds::{Bounded, DeclaredToken};
 use crate::error::TextError;
 
 const FILE: &str = "tokenizer.json";
 
-/// Parses tokenizer.json. The library panics on some malformed files, and a model file must not bring a gateway down.
+/// Parses tokenizer.json. The library panics on some malformed files, and takes any memory for others; a model file must
+/// not bring a gateway down.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Tokenizer, TextError> {
+    let declared = Bounded::read(bytes)?.added_tokens;
     let parsed = std::panic::catch_unwind(|| in_parts(bytes).map_or_else(|| Tokenizer::from_bytes(bytes), Ok))
         .map_err(|_| TextError::malformed(FILE, "the tokenizer library panicked on it"))?;
     let mut tokenizer = parsed.map_err(|error| TextError::malformed(FILE, error))?;
-    check_ids(bytes, &tokenizer)?;
+    check_ids(declared, &tokenizer)?;
     // Truncation and padding are settings of a training run; prompts are never cut or padded here.
     tokenizer.with_truncation(None).map_err(|error| TextError::malformed(FILE, error))?;
     tokenizer.with_padding(None);
@@ -118,19 +121,8 @@ impl<'de> Deserialize<'de> for Kind {
 
 /// Checks the ids of added tokens. The library numbers them itself and only warns where the file says otherwise: such
 /// a model would read other tokens than it was trained on.
-fn check_ids(bytes: &[u8], tokenizer: &Tokenizer) -> Result<(), TextError> {
-    #[derive(Deserialize)]
-    struct Declared {
-        #[serde(default)]
-        added_tokens: Vec<DeclaredToken>,
-    }
-    #[derive(Deserialize)]
-    struct DeclaredToken {
-        id: u32,
-        content: String,
-    }
-    let declared: Declared = serde_json::from_slice(bytes).map_err(|error| TextError::malformed(FILE, error))?;
-    for DeclaredToken { id, content } in declared.added_tokens {
+fn check_ids(declared: Vec<DeclaredToken>, tokenizer: &Tokenizer) -> Result<(), TextError> {
+    for DeclaredToken { id, content } in declared {
         let read = tokenizer.token_to_id(&content);
         if read != Some(id) {
             return Err(TextError::malformed(
