@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use penstock_store::{Store, StoreError};
+use penstock_store::{Changes, Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
@@ -26,6 +26,8 @@ const ASK: Duration = Duration::from_millis(400);
 const ANSWER: Duration = Duration::from_secs(5);
 /// Pause after the store failed to answer a poll; the directory in memory stays in use meanwhile.
 const AGAIN: Duration = Duration::from_millis(250);
+/// Last changes whose marks the store keeps.
+const MARKS: u64 = 10_000;
 /// Keys, or teams and users, that are read from the store per call.
 const PIECE: u32 = 2000;
 /// Period at which the issuers of the current config are compared with those being fetched.
@@ -223,9 +225,9 @@ async fn read(gateway: &dyn Guarded, store: &dyn Store) -> Result<(), StoreError
     Ok(())
 }
 
-/// Reads the changes since the version in memory. A store of a lower version, or with another mark of that version, has lost changes (a failover to a server
-/// that lacked the last ones, a backup): the directory is then read anew and replaced as a whole, since keys of lost
-/// changes would otherwise be good here, and unknown to whoever wants to revoke them.
+/// Reads the changes since the version in memory. A store of a lower version, or with another mark of that version, has lost
+/// changes (a failover to a server that lacked the last ones, a backup): the directory is then read anew and replaced as a
+/// whole, since keys of lost changes would otherwise be good here, and unknown to whoever wants to revoke them.
 async fn read_changes(directory: &ArcSwap<Directory>, store: &dyn Store) -> Result<(), StoreError> {
     let (known, version) = (directory.load_full(), answered(store.directory_version()).await?);
     let mark = answered(store.directory_mark(known.version)).await?;
@@ -237,7 +239,7 @@ async fn read_changes(directory: &ArcSwap<Directory>, store: &dyn Store) -> Resu
     loop {
         let changes = answered(store.directory_since(next.version, PIECE)).await?;
         let more = changes.more;
-        next = Arc::new(next.with(changes, &known));
+        next = Arc::new(followed(&next, changes, &known)?);
         if !is_anew || !more {
             directory.store(next.clone());
         }
@@ -246,9 +248,35 @@ async fn read_changes(directory: &ArcSwap<Directory>, store: &dyn Store) -> Resu
         }
     }
     if is_anew {
-        tracing::warn!(version, known = known.version, "the store had lost changes of keys: all keys were read anew");
+        let (keys, before) = (next.keys(), known.keys());
+        if version >= known.version + MARKS {
+            tracing::info!(
+                version,
+                known = known.version,
+                keys,
+                before,
+                "all keys were read anew after a long time without the store"
+            );
+        } else {
+            tracing::warn!(
+                version,
+                known = known.version,
+                keys,
+                before,
+                "the store has lost changes of keys (a failover, a backup): all keys were read anew, and those that it lacks are refused"
+            );
+        }
     }
     Ok(())
+}
+
+/// Snapshot with more changes.
+///
+/// # Errors
+/// [`StoreError::Busy`] if they end before the version of the snapshot: a server that lacks changes has taken over between two
+/// questions. The next turn notices it by the version.
+fn followed(snapshot: &Directory, changes: Changes, known: &Directory) -> Result<Directory, StoreError> {
+    if changes.version < snapshot.version { Err(StoreError::Busy) } else { Ok(snapshot.with(changes, known)) }
 }
 
 /// Result of a call to the store, with [`StoreError::Busy`] at the deadline.
@@ -309,6 +337,20 @@ mod tests {
         after.revoke_key(&key, 1).await.expect("revoked").expect("there");
         read_changes(&directory, &after).await.expect("read");
         assert_eq!((directory.load().keys(), directory.load().version), (1, 3), "a later change is seen");
+    }
+
+    /// The version was told by a server with all changes, and the changes by one that lacks the last of them.
+    #[tokio::test]
+    async fn changes_of_a_server_that_took_over_meanwhile_are_not_followed() {
+        let directory = ArcSwap::default();
+        read_changes(&directory, &store(&["key_a", "key_b", "key_c"]).await).await.expect("read");
+        let (known, behind) = (directory.load_full(), store(&["key_a", "key_b"]).await);
+        let changes = behind.directory_since(known.version, PIECE).await.expect("read");
+        assert!(changes.keys.is_empty() && !changes.more, "as if nothing had happened");
+        assert!(matches!(followed(&known, changes, &known), Err(StoreError::Busy)));
+        let changes = behind.directory_since(0, PIECE).await.expect("read");
+        let anew = followed(&known.anew(), changes, &known).expect("all that this server has");
+        assert_eq!((anew.keys(), anew.version), (2, 2));
     }
 
     /// A server that lacks the last changes takes over and has as many others, or more, before it is asked.

@@ -48,8 +48,8 @@ impl Looks {
 impl Shared {
     /// Use of the claimed counters by all gateways together, reservations and the others' leases included; 0 where the
     /// store has not told it in the counter's window. Asks the store, unless it is away or its answer is fresh; an answer
-    /// that comes too late is not waited for, and the last one is told again. Of all looks at a store that does not
-    /// answer, one waits per [`AWAY`].
+    /// that comes too late is not waited for, and the last one is told again. Of all looks that begin after one
+    /// was not answered, one waits per [`AWAY`].
     pub(crate) async fn look(&self, claims: &[Claim<'_>]) -> Vec<u64> {
         let wants: Vec<Want> = claims.iter().map(want).collect();
         if self.is_up() {

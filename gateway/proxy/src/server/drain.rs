@@ -140,6 +140,20 @@ async fn impatience(mut stops: Stops, hurry: Arc<AtomicBool>, gateway: Arc<Gatew
     }
 }
 
+/// Waits until something is done, for at most `max`; false if it is not.
+fn wait(max: Duration, mut is_done: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + max;
+    loop {
+        if is_done() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::park_timeout(LOOK);
+    }
+}
+
 struct Drain {
     gateway: Arc<Gateway>,
     /// True once a signal has asked for the end: `server.grace_ms` counts from then on.
@@ -175,11 +189,7 @@ impl Drain {
         self.end_background();
         self.save();
         gateway.governor.keep();
-        let until = Instant::now() + TELL_MAX;
-        let is_told = || gateway.is_rested(Beside::Settling) && gateway.is_rested(Beside::Upgrade);
-        while !is_told() && Instant::now() < until {
-            std::thread::park_timeout(LOOK);
-        }
+        wait(TELL_MAX, || gateway.is_rested(Beside::Settling) && gateway.is_rested(Beside::Upgrade));
         self.release_claims();
         (self.drained)();
         std::process::exit(0);
@@ -196,37 +206,31 @@ impl Drain {
 
     /// Ends the answers that are left with an error that says why; each leaves its line in the log.
     fn last_words(&self) {
-        let until = Instant::now() + LAST_WORDS_MAX;
-        while self.gateway.metrics.in_flight_now() > 0 && Instant::now() < until {
-            self.gateway.live.stop();
-            std::thread::park_timeout(LOOK);
-        }
+        wait(LAST_WORDS_MAX, || {
+            let is_done = self.gateway.metrics.in_flight_now() == 0;
+            if !is_done {
+                self.gateway.live.stop();
+            }
+            is_done
+        });
     }
 
     /// Ends the batches and background responses that run here. Each settles its reservation with what it has used; what
     /// was answered is stored, and the rest is begun again by whoever serves next.
     fn end_background(&self) {
-        let until = Instant::now() + HAND_ON_MAX;
-        while !self.gateway.stop_work() {
-            if Instant::now() >= until {
-                tracing::warn!(
-                    "the gateway ends though not all background work is handed on: the store does not answer in time"
-                );
-                return;
-            }
-            std::thread::park_timeout(LOOK);
+        if !wait(HAND_ON_MAX, || self.gateway.stop_work()) {
+            tracing::warn!(
+                "batches or background responses did not end in time: another gateway, or the next start, begins them again, and what they used may be charged as the amount reserved"
+            );
         }
     }
 
     /// Waits for the last entries and objects to be saved: an entry that is lost counts with the whole amount reserved.
     fn save(&self) {
-        let until = Instant::now() + SAVE_MAX;
-        while !self.gateway.is_saved() {
-            if Instant::now() >= until {
-                tracing::warn!("the gateway ends though not everything is saved: the store does not answer in time");
-                return;
-            }
-            std::thread::park_timeout(LOOK);
+        if !wait(SAVE_MAX, || self.gateway.is_saved()) {
+            tracing::warn!(
+                "the store does not answer: ledger entries or stored objects of the last requests are not saved, and usage without its entry is charged as the amount reserved"
+            );
         }
     }
 

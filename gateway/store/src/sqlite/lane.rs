@@ -125,7 +125,7 @@ fn write(connection: &Connection, mut jobs: mpsc::Receiver<Job>, counts: &LaneCo
         told.into_iter().for_each(|tell| tell(committed.clone()));
         if let Err(error) = committed {
             if !counts.failing.swap(true, Ordering::Relaxed) {
-                tracing::error!(%error, writes, "the store cannot commit: its writes fail until the store is said to commit again");
+                tracing::error!(%error, writes, "the store cannot commit: all writes fail until \"the store commits again\" is logged; check the disk's space and the file's permissions");
             }
             continue;
         }
