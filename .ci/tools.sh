@@ -200,12 +200,12 @@ run_wasm_tests() {
 }
 
 # A ceiling for the whole run: a hang is a failure, not a wait.
-# Two at a time: most of the tests wait. Their folders have short paths, since sockets lie in them, and stay where a test fails.
+# Two at a time, each a file, in the order of tests/e2e/conftest.py: most of the tests wait. Their folders have short paths, since sockets lie in them, and stay where a test fails.
 run_e2e_tests() {
   local folder
   folder=$(mktemp -d "${TMPDIR:-/tmp}/e2e-XXXXXX")
   PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 2700 "$venv/bin/python" -m pytest "$e2e" \
-    -n 2 --dist loadfile --basetemp "$folder" "$@"
+    -n 2 --dist loadfile --no-loadscope-reorder --basetemp "$folder" "$@"
   rm -rf "$folder"
 }
 

@@ -4,6 +4,30 @@ import pytest
 
 from harness import Gateway, serving
 
+# Files that take longest, longest first. They start first, so that the processes that share the files end together.
+LONGEST = [
+    "test_console",
+    "test_console_oidc_provider",
+    "test_conversations",
+    "test_shared_budget",
+    "test_tiers",
+    "test_replicas",
+    "test_hostile_memory",
+    "test_world",
+    "test_lost_lead",
+    "test_gpu",
+    "test_reload",
+    "test_pool_limits",
+    "test_stores",
+    "test_on_demand",
+    "test_admin",
+    "test_shared_weights",
+]
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory) -> Gateway:
