@@ -88,10 +88,15 @@ impl Denied {
 }
 
 impl Directory {
-    /// Returns true if the directory is empty: no key was ever issued. A gateway whose store has lost its keys refuses
-    /// everybody rather than nobody.
+    /// Returns true if neither this snapshot nor an earlier one had a key. A gateway whose store has lost its keys refuses
+    /// everybody rather than nobody; what earlier processes knew is in the `marker`.
     pub(super) fn is_virgin(&self) -> bool {
-        self.by_id.is_empty() && !self.has_lost
+        self.is_empty() && !self.has_lost
+    }
+
+    /// Returns true if the store has no key, not even a revoked one.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
     }
 
     /// Empty snapshot from which the directory is read anew, from a store that has lost changes.

@@ -134,6 +134,9 @@ impl Follow {
 pub fn start<G: Guarded + 'static>(gateway: &Arc<G>, settings: &AuthSettings<'_>) -> std::io::Result<()> {
     let store = gateway.store();
     gateway.guard().follow.is_kept.store(store.is_some(), Ordering::Release);
+    if let Ok(state_dir) = &settings.state_dir {
+        gateway.guard().marker.look(state_dir);
+    }
     let (ready, wait) = mpsc::sync_channel(1);
     let started = gateway.guard();
     let gateway: Weak<dyn Guarded> = Arc::<G>::downgrade(gateway);
@@ -209,12 +212,28 @@ async fn directory(gateway: &Weak<dyn Guarded>, store: &dyn Store, ready: &mpsc:
     }
 }
 
-/// Reads the directory's changes, and the pepper once there is a key.
+/// Reads the directory's changes, compares them with the marker in the state folder, and reads the pepper once there is a key.
 async fn read(gateway: &dyn Guarded, store: &dyn Store) -> Result<(), StoreError> {
-    let guard = gateway.guard();
-    read_changes(&guard.directory, store).await?;
-    if guard.pepper.load().is_none() && !guard.directory.load().is_virgin() {
-        match Pepper::of(gateway.identity().pepper(), false) {
+    let (guard, identity) = (gateway.guard(), gateway.identity());
+    let state_dir = identity.pepper().state_dir.as_deref();
+    // Before the store: the marker is made after the key is stored, so a marker that is there now means a key that the store must have.
+    if let Ok(state_dir) = state_dir {
+        guard.marker.look(state_dir);
+    }
+    let read = read_changes(&guard.directory, store).await;
+    let directory = guard.directory.load_full();
+    if let Ok(state_dir) = state_dir {
+        // Also after a read that broke off: what it found is known.
+        if !directory.is_virgin() {
+            guard.marker.keep(state_dir);
+        }
+        if read.is_ok() {
+            guard.marker.compare(state_dir, !directory.is_empty(), identity.config.anonymous);
+        }
+    }
+    read?;
+    if guard.pepper.load().is_none() && !directory.is_virgin() {
+        match Pepper::of(identity.pepper(), false) {
             Ok(pepper) => guard.pepper.store(Some(Arc::new(pepper))),
             Err(error) if !guard.pepperless.swap(true, Ordering::Relaxed) => {
                 tracing::error!(error, "issued keys cannot be checked: their pepper is missing");
@@ -304,9 +323,16 @@ async fn issuers(gateway: &Weak<dyn Guarded>) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
+    use http::HeaderMap;
+    use penstock_base::testing::logged;
     use penstock_store::{KeyId, Keys, OwnerKind, Sqlite, SqliteOptions};
 
     use super::super::directory::tests::{owner, record};
+    use super::super::identity::{Anonymous, AuthConfig};
+    use super::super::key_issuing::{Desk, NewKey};
+    use super::super::marker;
     use super::*;
 
     async fn store(keys: &[&str]) -> Sqlite {
@@ -386,5 +412,172 @@ mod tests {
             read_changes(&directory, &store(&[]).await).await.expect("read");
             assert!(directory.load().by_id("key_a").is_none() && !directory.load().is_virgin());
         }
+    }
+
+    /// A process with a state folder; what it knows ends with it.
+    struct Process {
+        guard: Guard,
+        identity: Arc<Identity>,
+    }
+
+    impl Guarded for Process {
+        fn guard(&self) -> &Guard {
+            &self.guard
+        }
+
+        fn identity(&self) -> Arc<Identity> {
+            self.identity.clone()
+        }
+
+        fn store(&self) -> Option<Arc<dyn Store>> {
+            None
+        }
+    }
+
+    /// Settings of a gateway on loopback without keys in the config.
+    fn settings<'a>(auth: &'a AuthConfig, state_dir: &Path) -> AuthSettings<'a> {
+        let listen = "127.0.0.1:0".parse().expect("an address");
+        AuthSettings { auth, listen, state_dir: Ok(state_dir.to_owned()), is_shared: false, limits: &[] }
+    }
+
+    impl Process {
+        fn new(state_dir: &Path, anonymous: Anonymous) -> Self {
+            let auth = AuthConfig { anonymous, ..AuthConfig::default() };
+            let identity = Arc::new(Identity::new(&settings(&auth, state_dir)));
+            let guard = Guard::new(Arc::default());
+            guard.follow.is_kept.store(true, Ordering::Release);
+            guard.follow.note_answer(0);
+            Self { guard, identity }
+        }
+
+        /// One turn of the thread that follows the store.
+        async fn follow(&self, store: &dyn Store) {
+            read(self, store).await.expect("read");
+        }
+
+        fn is_open(&self) -> bool {
+            self.guard.is_open(&self.identity)
+        }
+
+        /// Status and text of the refusal of a request without a credential.
+        async fn refusal(&self) -> (u16, Box<str>) {
+            let done = self.guard.identify(&self.identity, "/v1/models", &HeaderMap::new()).await;
+            let failure = done.expect_err("refused");
+            (failure.status(), failure.message)
+        }
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("penstock-known-{name}-{}", std::process::id()));
+        // Left behind by a process of the same number.
+        let _ = std::fs::remove_dir_all(&folder);
+        folder
+    }
+
+    /// Lines that are logged while `run` runs on one thread.
+    fn logged_by(run: impl Future<Output = ()>) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        logged(|| runtime.block_on(run))
+    }
+
+    const ODD: &str = "the store has no issued key although this gateway has known one";
+
+    #[test]
+    fn a_restart_with_a_store_that_has_lost_every_key_opens_nothing() {
+        let state_dir = folder("restart");
+        let lines = logged_by(async {
+            let first = Process::new(&state_dir, Anonymous::Auto);
+            first.follow(&store(&[]).await).await;
+            assert!(first.is_open() && !marker::counts(&state_dir));
+            let kept = store(&["key_a"]).await;
+            kept.revoke_key(&KeyId::parse("key_a").expect("an id"), 1).await.expect("revoked").expect("there");
+            first.follow(&kept).await;
+            assert!(!first.is_open() && marker::counts(&state_dir), "a revoked key was issued, too");
+            let usual = first.refusal().await;
+
+            let again = Process::new(&state_dir, Anonymous::Auto);
+            for _ in 0..2 {
+                again.follow(&store(&[]).await).await;
+                assert!(!again.is_open());
+            }
+            assert_eq!(again.refusal().await, usual);
+            assert_eq!(usual.0, 401);
+        });
+        assert_eq!(lines.matches(ODD).count(), 1, "{lines}");
+        let file = marker::path(&state_dir);
+        let words = ["nobody is served without a credential", file.to_str().expect("plain"), "check the store"];
+        assert!(words.iter().all(|words| lines.contains(words)), "{lines}");
+
+        let lines = logged_by(async {
+            let allows = Process::new(&state_dir, Anonymous::Allow);
+            allows.follow(&store(&[]).await).await;
+            assert!(allows.is_open());
+        });
+        assert!(lines.contains(ODD) && !lines.contains("nobody is served"), "{lines}");
+
+        std::fs::remove_file(file).expect("removed");
+        let lines = logged_by(async {
+            let anew = Process::new(&state_dir, Anonymous::Auto);
+            anew.follow(&store(&[]).await).await;
+            assert!(anew.is_open() && !marker::counts(&state_dir));
+        });
+        assert_eq!(lines, "");
+        std::fs::remove_dir_all(&state_dir).expect("removed");
+    }
+
+    /// A store that is empty is told again after it had keys in between.
+    #[test]
+    fn a_store_that_was_mended_and_lost_again_is_told_twice() {
+        let state_dir = folder("twice");
+        assert!(marker::make(&state_dir));
+        let lines = logged_by(async {
+            let process = Process::new(&state_dir, Anonymous::Auto);
+            for keys in [&[][..], &[], &["key_a"], &[], &[]] {
+                process.follow(&store(keys).await).await;
+                assert!(!process.is_open());
+            }
+        });
+        assert_eq!(lines.matches(ODD).count(), 2, "{lines}");
+        std::fs::remove_dir_all(&state_dir).expect("removed");
+    }
+
+    /// The caller has the key, and the store loses it before this gateway has read it there.
+    #[tokio::test]
+    async fn a_key_that_the_desk_has_issued_is_known_before_its_caller_has_it() {
+        let (state_dir, auth) = (folder("desk"), AuthConfig::default());
+        let settings = settings(&auth, &state_dir);
+        let shared = AuthSettings { is_shared: true, ..settings.clone() };
+        let kept: Arc<dyn Store> = Arc::new(store(&[]).await);
+        let process = Process::new(&state_dir, Anonymous::Auto);
+        let wrong = NewKey { limits: vec!["none".into()], ..NewKey::default() };
+        Desk::new(kept.clone(), &settings).create(wrong, 1).await.expect_err("no such limit");
+        Desk::beside(kept.clone(), &shared).create(NewKey::default(), 1).await.expect("issued");
+        process.follow(&store(&[]).await).await;
+        assert!(process.is_open(), "nothing was issued here");
+        for make in [Desk::new, Desk::beside] {
+            let desk = make(kept.clone(), &settings);
+            let issued = desk.create(NewKey::default(), 1).await.expect("issued");
+            assert!(marker::counts(&state_dir));
+            std::fs::remove_file(marker::path(&state_dir)).expect("removed");
+            desk.rotate(&issued.record.id, Duration::ZERO, 1).await.expect("rotated");
+            process.follow(&store(&[]).await).await;
+            assert!(marker::counts(&state_dir) && !process.is_open());
+            std::fs::remove_file(marker::path(&state_dir)).expect("removed");
+        }
+        std::fs::remove_dir_all(&state_dir).expect("removed");
+    }
+
+    #[tokio::test]
+    async fn a_marker_that_is_made_meanwhile_is_found() {
+        let state_dir = folder("meanwhile");
+        let process = Process::new(&state_dir, Anonymous::Auto);
+        let empty = store(&[]).await;
+        process.follow(&empty).await;
+        assert!(process.is_open());
+        // By another process, in an upgrade.
+        assert!(marker::make(&state_dir));
+        process.follow(&empty).await;
+        assert!(!process.is_open());
+        std::fs::remove_dir_all(&state_dir).expect("removed");
     }
 }

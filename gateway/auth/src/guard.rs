@@ -22,6 +22,7 @@ use super::jwt::issuer::{Issuer, User};
 use super::jwt::ring::Ring;
 use super::jwt::token::{Flaw, LEEWAY_SECONDS, Unverified};
 use super::key::Digest;
+use super::marker::Marker;
 use super::pepper::Pepper;
 use super::principal::{Principal, Use};
 use super::{PREFIX, secret};
@@ -51,6 +52,8 @@ pub struct Guard {
     pub(super) metrics: Arc<Metrics>,
     pub(super) directory: ArcSwap<Directory>,
     pub(super) follow: Follow,
+    /// Marker in the state folder that this gateway has known an issued key.
+    pub(super) marker: Marker,
     pub(super) pepper: ArcSwapOption<Pepper>,
     /// True if the error about the missing pepper was logged already; it is logged once per process.
     pub(super) pepperless: AtomicBool,
@@ -94,6 +97,7 @@ impl Guard {
             metrics,
             directory: ArcSwap::default(),
             follow: Follow::default(),
+            marker: Marker::default(),
             pepper: ArcSwapOption::empty(),
             pepperless: AtomicBool::new(false),
             rings: Mutex::default(),
@@ -493,10 +497,11 @@ impl Guard {
     }
 
     /// Returns true if requests without a credential are served. Once a key has been issued, only `anonymous = "allow"` in the
-    /// config allows that.
+    /// config allows that, also after a restart with a store that has lost the key.
     pub fn is_open(&self, identity: &Identity) -> bool {
         let said = identity.config.anonymous == Anonymous::Allow;
-        identity.is_open && (said || (self.follow.age().is_some() && self.directory.load().is_virgin()))
+        let is_virgin = || self.follow.age().is_some() && self.directory.load().is_virgin() && !self.marker.counts();
+        identity.is_open && (said || is_virgin())
     }
 
     fn refused(&self, reason: &'static str, message: &str) -> Failure {

@@ -15,6 +15,7 @@ use super::jwt::IssuerConfig;
 use super::jwt::cache::TokenCache;
 use super::jwt::issuer::Issuer;
 use super::key::{Digest, Key, Proof, Team};
+use super::marker;
 use super::pepper::{PepperPlace, PepperSource};
 use super::principal::Principal;
 
@@ -81,6 +82,13 @@ impl AuthSettings<'_> {
             Anonymous::Deny => false,
             Anonymous::Auto => self.auth.knows_nobody() && self.listen.ip().is_loopback(),
         }
+    }
+
+    /// Returns true if requests without a credential are let in as far as the config and the state folder say; the store may have a key
+    /// all the same.
+    pub fn is_open_so_far(&self) -> bool {
+        let is_marked = || self.state_dir.as_deref().is_ok_and(marker::counts);
+        self.is_open() && (self.auth.anonymous == Anonymous::Allow || !is_marked())
     }
 
     /// Place of the pepper.

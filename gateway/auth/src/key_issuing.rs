@@ -3,6 +3,7 @@
 //! The secret text of a key leaves this module once, as [`Issued::secret`]; the store keeps a digest. A child key may
 //! do no more than its parent: that is checked here, and enforced again at every use. Teams and users are in `owners`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use penstock_store::{
 
 use super::directory::{DEPTH_MAX, scope_of};
 use super::identity::AuthSettings;
+use super::marker;
 use super::pepper::{Pepper, PepperPlace};
 use super::secret;
 use super::standing::{Judge, Standing};
@@ -30,6 +32,8 @@ pub const GRACE_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
 pub struct Desk {
     pub(super) store: Arc<dyn Store>,
     pepper: PepperPlace,
+    /// State folder of the gateway that is marked when a key is issued; `None`: the gateways mark their own.
+    state_dir: Option<PathBuf>,
     /// Ids of the config's teams.
     teams: Vec<String>,
     /// Ids of the config's limits.
@@ -97,11 +101,19 @@ pub(super) fn invalid(field: &'static str, message: impl Into<String>) -> DeskEr
 }
 
 impl Desk {
-    /// Creates a desk over a store, by the rules of a config.
+    /// Creates a gateway's desk over a store, by the rules of a config.
     pub fn new(store: Arc<dyn Store>, settings: &AuthSettings<'_>) -> Self {
         let teams = settings.auth.teams.iter().map(|team| team.id.clone()).collect();
         let limits = settings.limits.iter().map(|limit| limit.id.clone()).collect();
-        Self { store, pepper: settings.pepper(), teams, limits }
+        Self { store, pepper: settings.pepper(), state_dir: settings.state_dir.clone().ok(), teams, limits }
+    }
+
+    /// Creates the desk of a command beside the gateway. On a store that several gateways share the command may run on any machine: the
+    /// state folder there is not marked, and the gateways mark their own when they follow the store.
+    pub fn beside(store: Arc<dyn Store>, settings: &AuthSettings<'_>) -> Self {
+        let desk = Self::new(store, settings);
+        let state_dir = desk.state_dir.filter(|_| !settings.is_shared);
+        Self { state_dir, ..desk }
     }
 
     /// Issues a key at `now` (Unix seconds) and stores its record.
@@ -142,6 +154,7 @@ impl Desk {
         self.check(&record, now).await?;
         let made = self.store.create_key(record).await?;
         let record = made.ok_or(StoreError::Misuse("an id or digest was made twice"))?;
+        self.mark();
         Ok(Issued { secret, record })
     }
 
@@ -185,8 +198,17 @@ impl Desk {
             previous_until: now + grace.as_secs(),
             now,
         };
-        let record = self.store.rotate_key(id, rotation).await?;
-        Ok(Issued { secret, record: record.ok_or_else(|| DeskError::Revoked(id.to_string()))? })
+        let record = self.store.rotate_key(id, rotation).await?.ok_or_else(|| DeskError::Revoked(id.to_string()))?;
+        self.mark();
+        Ok(Issued { secret, record })
+    }
+
+    /// Marks the state folder: a key was issued. After the store has the key, so that a failed attempt closes nothing; before the caller
+    /// has it, so that no key is in use whose loss a restart would not notice. A folder that cannot be marked keeps no key back.
+    fn mark(&self) {
+        if let Some(state_dir) = &self.state_dir {
+            marker::make(state_dir);
+        }
     }
 
     /// Revokes a key at `now` (Unix seconds). Its child keys are refused from then on as well.

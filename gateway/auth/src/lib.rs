@@ -21,6 +21,7 @@ mod identity;
 pub mod jwt;
 mod key;
 mod key_issuing;
+mod marker;
 mod owners;
 mod pepper;
 mod principal;
