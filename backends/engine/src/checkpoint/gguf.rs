@@ -193,9 +193,14 @@ const SUPPORTED: &str =
 impl Checkpoint {
     /// Checks a model in GGUF files; `files` are the bytes of its parts, in order.
     pub(super) fn from_gguf(gguf: &Gguf, files: Vec<Bytes>) -> Result<Self, CheckpointError> {
-        let (architecture, mut config, raw) = read_config(gguf)?;
+        let (architecture, mut config, mut raw) = read_config(gguf)?;
+        let said = config.rope.clone();
         if config.encoder.is_none() {
             read_rope_factors(gguf, &files, &mut config)?;
+        }
+        // The factors are no tensors of the model, so the hash has them from here. It has nothing of a file without any: its identity stays.
+        if config.rope != said {
+            raw.extend_from_slice(format!("\n{:?}", config.rope).as_bytes());
         }
         let beside = penstock_gguf::sentence_files(gguf)?;
         let beside = beside.into_iter().map(|(name, bytes)| (name.to_owned(), Cow::Owned(bytes))).collect();
@@ -317,6 +322,7 @@ fn place(
     }
 }
 
+/// Architecture, its config, and the bytes by which the model's hash knows both.
 pub(super) type Config = (&'static Architecture, ModelConfig, Vec<u8>);
 
 fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
@@ -360,9 +366,11 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     if theirs != "Qwen2ForCausalLM" {
         config.qkv_bias = has("attn_q");
     }
+    let mut raw = serde_json::to_vec(&map).expect("a JSON value of texts and numbers");
     // Granite 4 has files whose layers have no rotations, which say so under the name of another fact.
     if name == GRANITE && gguf.flag(&format!("{name}.rope.scaling.finetuned"))? == Some(false) {
         config.rotations.fill(Rotation::None);
+        raw.extend_from_slice(b"\nno rotations");
     }
     // The norms of these files are complete: the converter has added what transformers adds.
     config.norm_offset = 0.0;
@@ -375,7 +383,6 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     }
     let ends = penstock_gguf::end_tokens(gguf)?;
     config.eos_token_id = ends.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
-    let raw = serde_json::to_vec(&map).expect("a JSON value of texts and numbers");
     Ok((architecture, config, raw))
 }
 

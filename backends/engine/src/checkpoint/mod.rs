@@ -167,10 +167,14 @@ impl Checkpoint {
     }
 
     fn read(folder: &Folder) -> Result<Self, CheckpointError> {
-        let (architecture, mut config, raw) = read_config(folder)?;
+        let (architecture, mut config, mut raw) = read_config(folder)?;
         let generation = read_generation(folder)?;
         let mut shards = Shards::read(folder)?;
         modules::read(folder, &mut config)?;
+        // What stands behind the pooling is in files beside config.json: two activations make other vectors of the same tensors.
+        if !config.chain.is_empty() {
+            raw.extend_from_slice(format!("\n{:?}", config.chain).as_bytes());
+        }
         config.lose_head_if_whole();
         // Only a checkpoint that says how to make vectors of texts (sentence-transformers' list of modules) may lack a head.
         config.headless |=
@@ -290,7 +294,8 @@ impl Checkpoint {
 
     /// Hash of the model: BLAKE3 over `config.json` and, for each needed tensor in order of names, its name, type,
     /// shape and samples of its bytes (1 KiB at its start, middle and end), and of a quantized matrix those of its
-    /// scales, zero points and groups. The cut into files does not matter. Two fine-tunes of one model differ; a
+    /// scales, zero points and groups. Of a GGUF file, its metadata under the names of `config.json` are hashed, and all of what else it says of rotations
+    /// (factors of frequencies, whether there are any); of an embedding model, the modules behind its pooling, too. The cut into files does not matter. Two fine-tunes of one model differ; a
     /// deliberate change between the samples goes unnoticed.
     pub fn model_hash(&self) -> [u8; 32] {
         self.hash

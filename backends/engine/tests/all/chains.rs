@@ -201,6 +201,13 @@ fn a_window_of_both_sides_has_half_of_its_tokens_on_each() {
         .push(("lm_head.weight".into(), vec![without.config["vocab_size"].as_u64().expect("a size") as usize, 96]));
     let (whole, without) = (whole.checkpoint(), without.checkpoint());
     assert_ne!(whole.model_hash(), without.model_hash());
+    let with = |activation: &str| {
+        let mut case = named("qwen3-last");
+        let dense = case.files.get_mut("2_Dense/config.json").expect("a dense layer");
+        dense["activation_function"] = format!("torch.nn.modules.{activation}").into();
+        case.checkpoint().model_hash()
+    };
+    assert_ne!(with("activation.Tanh"), with("linear.Identity"), "the same tensors, other vectors");
     assert!(whole.tensor("2_Dense.linear.weight").stored_bytes() == 4 * 48 * 96);
     assert!(whole.held_bytes(Held::Int8) < whole.held_bytes(Held::Stored));
 }
@@ -210,6 +217,7 @@ fn a_pulled_checkpoint_has_the_same_vectors() {
     let case = named("gemma-mean");
     let make: MakeDevice = Box::new(reference);
     let pulled = Checkpoint::from_buffers(case.files(".")).expect("it opens");
+    assert_eq!(pulled.model_hash(), case.checkpoint().model_hash());
     let mut engine = Engine::new(Box::new(load(&pulled, &*make, 64, 1024)), &wide());
     let want = vectors(&mut case.engine(&make, &wide()), case.requests());
     assert_eq!(bits(&vectors(&mut engine, case.requests())), bits(&want));

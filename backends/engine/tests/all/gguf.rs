@@ -84,6 +84,30 @@ fn factors_of_frequencies_are_those_of_llama_3() {
 }
 
 #[test]
+fn files_that_rotate_otherwise_are_other_models() {
+    let hash = |file: Vec<u8>| open(file).model_hash();
+    let stretched = |factor: f64| {
+        let mut golden = Golden::named("llama-llama3-bias");
+        golden.config["rope_scaling"]["factor"] = factor.into();
+        hash(gguf_of(&golden))
+    };
+    assert_eq!(stretched(8.0), stretched(8.0));
+    assert_ne!(stretched(8.0), stretched(4.0), "rope_freqs.weight alone differs");
+    let long = |list: &str| {
+        let mut golden = Golden::named("phi3-long");
+        golden.config["rope_scaling"][list][0] = 1.75.into();
+        hash(gguf_of(&golden))
+    };
+    assert_ne!(long("short_factor"), long("long_factor"));
+    let with = |name: &str, key: &str, value: Value| hash(gguf_with(&Golden::named(name), &[(key, value)]));
+    let factor = |number| with("phi3-long", "phi3.rope.scaling.attn_factor", Value::Float(number));
+    assert_ne!(factor(1.25), factor(1.5));
+    let finetuned = |flag| with("granite-plain", "granite.rope.scaling.finetuned", Value::Bool(flag));
+    assert_ne!(finetuned(false), finetuned(true));
+    assert_eq!(finetuned(true), hash(gguf_of(&Golden::named("granite-plain"))), "the same rotations");
+}
+
+#[test]
 fn factors_are_granites_alone() {
     let mut golden = Golden::named("granite-plain");
     let unrotated = gguf_with(&golden, &[("granite.rope.scaling.finetuned", Value::Bool(false))]);
