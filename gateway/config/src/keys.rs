@@ -98,7 +98,7 @@ pub const KEYS: &[Key] = &[
     key("server", "explain", "false", "Add the headers x-penstock-target (who answered) and x-penstock-attempts (number of attempts) to every answer of a [[models]] entry; otherwise only where there were several attempts."),
     key("server", "cost_header", "false", "Add the cost to every answer (header x-penstock-cost). A request with the header x-penstock-cost: 1 gets it in any case."),
     key("server", "watch", "true", "Reload the config file when it is written or replaced; SIGHUP reloads in any case. A file with a fault changes nothing."),
-    key("server", "config_writes", "false", "Write configs applied by the admin API to the config file. Otherwise they are in force until the file changes, is reloaded, or the gateway restarts."),
+    key("server", "config_writes", "false", "Write configs applied by the admin API to the config file; where the file holds a text that has not been in force, a change is answered 409 until the file is reloaded. Otherwise they are in force until the file changes, is reloaded, or the gateway restarts."),
     key("server", "grace_ms", "30000", "Longest time for answers in progress after SIGTERM."),
     key("server", "upgrade_grace_ms", "3600000", "Longest time for answers in progress at the old process after an upgrade."),
     optional("server.tls", "certificate", "\"/etc/penstock/cert.pem\"", "Certificate chain (PEM). With it the TCP listener speaks TLS 1.2 and 1.3, with ALPN for HTTP/2, and nothing else."),

@@ -177,7 +177,9 @@ pub(super) fn refusal(error: ApplyError, param: &str) -> ApiError {
         ApplyError::Pool(_) | ApplyError::Provider(_) | ApplyError::Hidden(_) => invalid(vec![message]),
         ApplyError::Conflict { .. } => ApiError::new(StatusCode::PRECONDITION_FAILED, Code::VersionMismatch, message),
         ApplyError::Unknown(_) => ApiError::not_found(message),
-        ApplyError::Read(_) | ApplyError::Empty(_) | ApplyError::Write(_) => ApiError::conflict(message),
+        ApplyError::Read(_) | ApplyError::Empty(_) | ApplyError::Write(_) | ApplyError::Unread(_) => {
+            ApiError::conflict(message)
+        }
     }
 }
 
@@ -251,6 +253,7 @@ pub(crate) async fn validate(State(admin): State<Admin>, Body(new): Body<Text>) 
 #[utoipa::path(put, path = "/admin/v1/config", tag = "config", operation_id = "apply_config", request_body = NewConfig,
     params(("if-match" = Option<String>, Header, description = "ETag of the expected version of the config.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
     responses((status = 200, description = "The config is in force.", body = Applied, headers(("etag" = String, description = "The version in force."))),
+        (status = 409, description = "The config would be written over a text of the file that is not in force; nothing has changed.", body = crate::error::ErrorBody),
         (status = 412, description = "Another version is in force by now; nothing has changed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn apply(
@@ -280,7 +283,9 @@ pub(crate) async fn reload(
 
 /// Applies an earlier version again, as a new version.
 #[utoipa::path(post, path = "/admin/v1/config/rollback", tag = "config", operation_id = "rollback_config", request_body = Rollback,
-    responses((status = 200, description = "The config is in force.", body = Applied)), security(("admin_key" = ["owner"])))]
+    responses((status = 200, description = "The config is in force.", body = Applied),
+        (status = 409, description = "The config would be written over a text of the file that is not in force; nothing has changed.", body = crate::error::ErrorBody)),
+    security(("admin_key" = ["owner"])))]
 pub(crate) async fn rollback(
     State(admin): State<Admin>,
     caller: Caller,

@@ -17,7 +17,8 @@ export function show(root) {
   const check = button("Check", () => verify(), "primary");
   const apply = button("Apply …", () => put());
   const revert = button("Discard changes", () => { editor.value = inForce.text; changed(); result.replaceChildren(); });
-  const acts = owns ? h("div", { class: "acts" }, check, apply, revert) : null;
+  const reread = button("Reload the file …", () => reload());
+  const acts = may("operator") ? h("div", { class: "acts" }, owns ? [check, apply, revert] : null, reread) : null;
   root.append(h("header", { class: "head" }, h("h1", null, title)), about,
     h("section", { class: "panel" }, h("label", { for: "config", class: "title" }, "Config as TOML"), editor, acts, result),
     h("section", { class: "panel" }, h("h2", null, "History"), past));
@@ -34,7 +35,9 @@ export function show(root) {
       editor.value = inForce.text;
       changed();
       const where = inForce.path ? `from ${inForce.path}` : "from defaults and the command line";
-      const kept = inForce.persisted ? "A restart loads it." : "A restart does not load it: server.config_writes is off.";
+      const other = inForce.writes ? "the file has another text." : "server.config_writes is off.";
+      const kept = inForce.persisted ? "A restart loads it." : `A restart does not load it: ${other}`;
+      reread.disabled = !inForce.path;
       const later = inForce.pending.length ? ` Waiting for a restart: ${inForce.pending.join(", ")}.` : "";
       about.textContent = `Version ${inForce.version}, ${where}. ${kept}${later} Secrets read "[hidden]" and stay what they are.`;
     } catch (error) {
@@ -67,6 +70,26 @@ export function show(root) {
       note.value = "";
       result.replaceChildren(h("p", null, chip(`Version ${done.version} is in force`, "good")), changes(done.changes));
       await load();
+    } catch (error) {
+      result.replaceChildren(problem(error));
+    }
+  }
+
+  async function reload() {
+    const text = "The text of the config file comes into force in place of the one above, if it is valid. Running streams go on.";
+    if (!(await confirmed("Reload the config file?", text, "Reload", "primary"))) return;
+    try {
+      const done = await post("/config/reload", {});
+      const edited = editor.value;
+      const kept = edited !== inForce.text;
+      await load();
+      result.replaceChildren(h("p", null, chip(`Version ${done.version} is in force`, "good")), changes(done.changes));
+      if (!kept) return;
+      // What was typed and not applied stays, with what it would change of the file's text.
+      editor.value = edited;
+      changed();
+      const about = h("p", null, "What you typed is kept. Applied as it is, it would change the file's text:");
+      result.append(about, difference(inForce.text, edited, "Lines that change"));
     } catch (error) {
       result.replaceChildren(problem(error));
     }

@@ -111,6 +111,12 @@ pub enum ApplyError {
     /// The config file cannot be written; the text names the file and the reason.
     #[error("{0}")]
     Write(String),
+    /// The config would be written over a text of the file that has never been in force; the text names the file.
+    #[error(
+        "{0}: the config file holds a text that is not in force, and writing this config would lose it: reload the file first \
+         (or mend it, where it was refused), then change the config again"
+    )]
+    Unread(String),
 }
 
 /// Source of a config text that is to be applied.
@@ -153,6 +159,8 @@ struct State {
     /// True where the file's text was refused and nothing has been put in force since: a key file that it names may
     /// come later.
     file_refused: bool,
+    /// True where the file's text was refused and has not been replaced since: a config that is written would lose it.
+    file_unused: bool,
     /// Config with which the process began: fixed keys are compared with it.
     began: Arc<Snapshot>,
     pending: Vec<String>,
@@ -186,7 +194,7 @@ impl Live {
         gateway.marks.begin(version, unix_seconds());
         let file = file.unwrap_or_else(|| text.clone());
         let (began, pending) = (Arc::new(config), Vec::new());
-        let state = State { version, text, file, file_refused: false, began, pending, persisted };
+        let state = State { version, text, file, file_refused: false, file_unused: false, began, pending, persisted };
         Arc::new(Self { gateway, fleet, source, log_level, history, state: Mutex::new(state) })
     }
 
@@ -328,12 +336,13 @@ impl Live {
         }
         let done = self.put(state, text, &by, Origin::File);
         text.clone_into(&mut state.file);
-        state.file_refused = done.is_err();
+        (state.file_refused, state.file_unused) = (done.is_err(), done.is_err());
         done
     }
 
     /// Puts a text in force, if `expected` is the version in force or `None`. The text is written to the file if the
-    /// config allows that (`server.config_writes`); else a restart comes up with the file as it is.
+    /// config allows that (`server.config_writes`) and the file holds no text that has not been in force; else a restart
+    /// comes up with the file as it is.
     ///
     /// # Errors
     /// [`ApplyError`]: nothing has changed.
@@ -386,13 +395,13 @@ impl Live {
         let pending = fixed::hold(&state.began, &self.gateway.serving().config, &mut config);
         let providers = self.gateway.providers_of(&config).map_err(|error| refused(error.into()))?;
         let writes = from == Origin::Admin && config.config_writes && self.source.path().is_some();
-        let before = if writes { Some(self.source.read().map_err(ApplyError::Read)?) } else { None };
+        let before = if writes { Some(self.replaceable(state, text)?) } else { None };
         if writes {
             self.source.write(text).map_err(ApplyError::Write)?;
         }
         if let Err(error) = self.fleet.carry_out(plan) {
-            if let Some(before) = before {
-                // The text that a restart should find.
+            // The text that a restart should find, unless somebody has saved another one meanwhile.
+            if let Some(before) = before.filter(|_| self.source.read().is_ok_and(|there| there == *text)) {
                 self.source.write(&before).map_err(ApplyError::Write)?;
             }
             return Err(refused(error.into()));
@@ -414,6 +423,7 @@ impl Live {
                     (writes || self.source.path().is_some() && *text == state.file, false);
                 if writes {
                     text.clone_into(&mut state.file);
+                    state.file_unused = false;
                 }
             }
             Origin::Nowhere => {}
@@ -425,6 +435,16 @@ impl Live {
             replacing: self.fleet.replacing(),
             persisted: state.persisted,
         })
+    }
+
+    /// Text of the file that `text` may be written over: the one last read and in force then, or `text` itself.
+    fn replaceable(&self, state: &State, text: &str) -> Result<String, ApplyError> {
+        let there = self.source.read().map_err(ApplyError::Read)?;
+        let is_known = there == state.file && !state.file_unused;
+        if is_known || there == text {
+            return Ok(there);
+        }
+        Err(ApplyError::Unread(self.source.path().map(|path| path.display().to_string()).unwrap_or_default()))
     }
 
     fn note(&self, done: &Result<Applied, ApplyError>) {

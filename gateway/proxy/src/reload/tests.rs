@@ -189,6 +189,39 @@ fn the_file_is_written_where_that_is_allowed() {
 }
 
 #[test]
+fn a_text_of_the_file_that_was_not_in_force_is_not_written_over() {
+    let allowed = |name: &str| format!("[server]\nconfig_writes = true\n{}", named(name));
+    let bench = Bench::new("unread", &allowed("one"));
+    let (apply, there) = (
+        |name: &str| bench.live.apply(&allowed(name), &By::new("ops"), None),
+        || fs::read_to_string(&bench.file).expect("there"),
+    );
+    apply("two").expect("applied");
+    // Saved by somebody, and not read yet: debounce, a watch that is off.
+    fs::write(&bench.file, allowed("saved")).expect("written");
+    let lost = apply("three");
+    assert!(matches!(&lost, Err(ApplyError::Unread(path)) if path.ends_with("penstock.toml")), "{lost:?}");
+    let edited: Result<Applied, ApplyError> = bench.live.edit(&By::new("ops"), |_| Ok(allowed("three")));
+    assert!(matches!(edited, Err(ApplyError::Unread(_))) && bench.live.rollback(1, &By::new("ops")).is_err());
+    assert_eq!((there(), bench.names()[0].as_str()), (allowed("saved"), "two"), "nothing has changed");
+    // The same text may be applied; it is what the file has.
+    apply("saved").expect("applied");
+    fs::write(&bench.file, allowed("again")).expect("written");
+    bench.live.reload(&By::new("signal")).expect("read");
+    apply("four").expect("what was read may be written over");
+
+    // A text that was refused is in nobody's history of configs in force, however often others are applied.
+    fs::write(&bench.file, "nonsense = 1").expect("written");
+    bench.live.reload_changed(&By::new("file"));
+    assert!(matches!(apply("five"), Err(ApplyError::Unread(_))));
+    let beside = bench.live.apply(&named("beside"), &By::new("ops"), None).expect("a config that writes nothing");
+    assert!(!beside.persisted && matches!(apply("five"), Err(ApplyError::Unread(_))) && there() == "nonsense = 1");
+    fs::write(&bench.file, allowed("mended")).expect("written");
+    bench.live.reload_changed(&By::new("file"));
+    assert!(apply("six").expect("applied").persisted && there() == allowed("six"));
+}
+
+#[test]
 fn without_a_store_the_history_is_in_memory() {
     let file = folder("memory").join("penstock.toml");
     let bench = Bench::on(file, &named("one"), None);
