@@ -1,8 +1,5 @@
 //! What every handler of a route does alike: read a body, decode it, stop when the client leaves, survive a panic.
 
-use std::panic::AssertUnwindSafe;
-use std::task::Poll;
-
 use http::HeaderMap;
 use penstock_base::error::Failure;
 use penstock_http::exchange::BodyFault;
@@ -73,22 +70,6 @@ pub(crate) async fn decoded<T: Send + 'static>(
     }
     let task = tokio::task::spawn_blocking(now);
     task.await.map_err(|error| Failure::internal(format!("decoding: {error}")))?
-}
-
-/// Runs a future; a panic in it becomes an error with the panic's message.
-pub(crate) async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
-    let mut future = Box::pin(future);
-    std::future::poll_fn(move |context| {
-        match std::panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-            Ok(poll) => poll.map(Ok),
-            Err(payload) => {
-                let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-                let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-                Poll::Ready(Err(text.unwrap_or_else(|| "panic without a message".into())))
-            }
-        }
-    })
-    .await
 }
 
 /// Awaits `work` unless the client leaves first.

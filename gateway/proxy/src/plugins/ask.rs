@@ -17,9 +17,9 @@ use super::chain::{Chain, Link};
 use super::convert::codec_of;
 use super::host::RequestHost;
 use super::shell::{Broke, Shell, Stage, refused};
-use crate::handler::caught;
 use penstock_auth::Principal;
 use penstock_base::error::Failure;
+use penstock_base::panics::caught;
 use penstock_telemetry::Metric;
 use penstock_upstream::call::Call;
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use penstock_base::panics::caught;
 use penstock_plugins::Plugin;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -11,7 +12,6 @@ use tokio::time::{Instant, sleep, timeout};
 use super::chain::Link;
 use super::host::RequestHost;
 use super::hub::{Hub, Models};
-use crate::handler::caught;
 use penstock_config::PluginConfig;
 
 /// Shortest period of calls, and interval at which due plugins are looked for.
