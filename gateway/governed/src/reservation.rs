@@ -283,7 +283,7 @@ impl Reservation {
         Account {
             reserved_tokens: self.guess.held(Unit::Tokens),
             reserved_nano_usd: self.guess.held(Unit::NanoUsd),
-            tokens: used.facts.prompt_tokens + used.facts.completion_tokens,
+            tokens: used.facts.total(),
             nano_usd: used.nano_usd,
             estimated: used.estimated,
         }
@@ -418,7 +418,7 @@ impl<'a> Ending<'a> {
         match unit {
             Unit::Requests => 1,
             Unit::InFlight => 0,
-            Unit::Tokens => facts.prompt_tokens + facts.completion_tokens,
+            Unit::Tokens => facts.total(),
             Unit::InputTokens => facts.prompt_tokens,
             Unit::OutputTokens => facts.completion_tokens,
             Unit::NanoUsd => *nano_usd,

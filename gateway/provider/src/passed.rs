@@ -76,8 +76,7 @@ impl Passed {
 
     /// Records the token usage for pacing and the trace.
     pub(super) fn counts(&mut self, usage: Usage) {
-        // A provider may report any number.
-        let tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+        let tokens = usage.total();
         if let Some(paced) = self.paced.as_mut().filter(|_| tokens > 0) {
             paced.used(tokens);
         }
@@ -305,7 +304,12 @@ impl Events for Whole {
             }
         }
         match watch::whole(self.surface, &self.bytes) {
-            Ok(seen) => self.seen = seen,
+            Ok(seen) if seen.complete => self.seen = seen,
+            // It may be made and billed, as one that took too long.
+            Ok(_) => {
+                let message = "The upstream put its answer off: it has not ended, and cannot be fetched later.";
+                return Poll::Ready(Err(self.passed.fail(ProviderFault::new(FaultClass::Timeout, message))));
+            }
             Err(fault) => return Poll::Ready(Err(self.passed.fail(fault))),
         }
         self.passed.counts(self.seen.usage.unwrap_or_default());

@@ -24,7 +24,7 @@ pub fn cost(facts: Facts, price: Price, asked: ServiceTier) -> Option<f64> {
     let Facts { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, .. } = facts;
     let usd =
         price.at(facts.tier.unwrap_or(asked)).usd(prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens);
-    (prompt_tokens + completion_tokens > 0).then(|| (usd * 1e9).round() / 1e9)
+    facts.is_known().then(|| (usd * 1e9).round() / 1e9)
 }
 
 /// Events of an answer with the price added at the end, as a header field or an SSE comment.

@@ -174,6 +174,13 @@ pub struct Usage {
     pub reasoning_tokens: u64,
 }
 
+impl Usage {
+    /// Tokens of prompt and answer together. Providers may report any counts.
+    pub fn total(&self) -> u64 {
+        self.prompt_tokens.saturating_add(self.completion_tokens)
+    }
+}
+
 /// A token with its raw log-probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {

@@ -107,7 +107,7 @@ pub fn usage(out: &mut BytesMut, usage: &Usage) {
     out.put_slice(b",\"completion_tokens\":");
     integer(out, usage.completion_tokens);
     out.put_slice(b",\"total_tokens\":");
-    integer(out, usage.prompt_tokens.saturating_add(usage.completion_tokens));
+    integer(out, usage.total());
     out.put_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":");
     integer(out, usage.cached_tokens);
     out.put_slice(b"},\"completion_tokens_details\":{\"reasoning_tokens\":");

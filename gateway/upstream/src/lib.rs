@@ -314,7 +314,12 @@ impl Facts {
 
     /// Returns true if the upstream has reported token counts.
     pub fn is_known(&self) -> bool {
-        self.prompt_tokens + self.completion_tokens > 0
+        self.total() > 0
+    }
+
+    /// Tokens of prompt and answer together.
+    pub fn total(&self) -> u64 {
+        self.prompt_tokens.saturating_add(self.completion_tokens)
     }
 }
 
@@ -333,7 +338,7 @@ mod tests {
             reasoning_tokens: all,
         };
         let facts = Facts::reported(usage, None);
-        assert!(facts.is_known() && facts.prompt_tokens + facts.completion_tokens == 2 * TOKENS_MAX);
+        assert!(facts.is_known() && facts.total() == 2 * TOKENS_MAX);
         let usage = Usage { prompt_tokens: 7, ..Usage::default() };
         assert_eq!(Facts::reported(usage, None), Facts { prompt_tokens: 7, ..Facts::default() });
     }

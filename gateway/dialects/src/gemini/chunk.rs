@@ -79,7 +79,7 @@ pub(super) fn usage(out: &mut BytesMut, usage: &Usage) {
     };
     count(",\"usageMetadata\":{\"promptTokenCount\":", usage.prompt_tokens);
     count(",\"candidatesTokenCount\":", usage.completion_tokens.saturating_sub(usage.reasoning_tokens));
-    count(",\"totalTokenCount\":", usage.prompt_tokens.saturating_add(usage.completion_tokens));
+    count(",\"totalTokenCount\":", usage.total());
     if usage.reasoning_tokens > 0 {
         count(",\"thoughtsTokenCount\":", usage.reasoning_tokens);
     }

@@ -149,6 +149,6 @@ fn put_vector(out: &mut BytesMut, format: VectorFormat, values: &[f32]) {
 pub(super) fn put_usage(object: &mut Object<'_>, usage: &Usage) {
     let mut counts = Object::open(object.key("usage"));
     counts.integer("prompt_tokens", usage.prompt_tokens);
-    counts.integer("total_tokens", usage.prompt_tokens.saturating_add(usage.completion_tokens));
+    counts.integer("total_tokens", usage.total());
     counts.close();
 }

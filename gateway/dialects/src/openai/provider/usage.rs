@@ -38,7 +38,7 @@ pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Usage, Fault> {
         }
         Ok(())
     })?;
-    let counted = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+    let counted = usage.total();
     match total {
         // Some providers count nothing else for rerank and embeddings.
         Some(total) if counted == 0 => usage.prompt_tokens = total,

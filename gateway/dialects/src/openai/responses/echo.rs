@@ -241,6 +241,6 @@ fn put_usage(out: &mut BytesMut, usage: &Usage) {
     let mut details = Object::open(object.key("output_tokens_details"));
     details.integer("reasoning_tokens", usage.reasoning_tokens);
     details.close();
-    object.integer("total_tokens", usage.prompt_tokens.saturating_add(usage.completion_tokens));
+    object.integer("total_tokens", usage.total());
     object.close();
 }
