@@ -5,6 +5,7 @@
 //! objects with two connections and one for keys, never wait for the writer (WAL). An in-memory database has one
 //! connection, so all are the same lane.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -86,7 +87,10 @@ impl Lane {
     ) -> Result<T, StoreError> {
         let (sender, answer) = oneshot::channel();
         let job: Job = Box::new(move |connection| {
-            let done = connection.map_or(Err(StoreError::Busy), work);
+            // A panic would end the thread, and with it every later call: it fails this one, whose savepoint is undone.
+            let caught =
+                |connection| catch_unwind(AssertUnwindSafe(|| work(connection))).unwrap_or_else(|_| panicked());
+            let done = connection.map_or(Err(StoreError::Busy), caught);
             let ok = done.is_ok();
             // The caller may have given up.
             let tell: Told = Box::new(move |committed| drop(sender.send(committed.and(done))));
@@ -114,6 +118,11 @@ impl Lane {
             down: self.counts.down.load(Ordering::Relaxed),
         }
     }
+}
+
+fn panicked<T>() -> Result<T, StoreError> {
+    tracing::error!("a call of the store panicked: it has changed nothing");
+    Err(StoreError::Broken("a call panicked".into()))
 }
 
 fn write(connection: &Connection, mut jobs: mpsc::Receiver<Job>, counts: &LaneCounts) {

@@ -369,6 +369,31 @@ async fn one_failed_change_leaves_the_others_of_its_group() {
     assert!(stats.writes > stats.commits, "changes share commits: {stats:?}");
 }
 
+/// Each lane of a file and the only one in memory: neither the thread nor its connection is lost.
+#[tokio::test]
+async fn a_call_that_panics_fails_alone_and_changes_nothing() {
+    let count =
+        |connection: &Connection| Ok(connection.query_row("SELECT count(*) FROM it", (), |row| row.get::<_, i64>(0))?);
+    let folder = Folder::new("panic");
+    for store in [folder.open(0), Sqlite::open(&SqliteOptions { path: MEMORY.into(), bytes_max: 0 }).expect("opens")] {
+        store.writer.run(|connection| Ok(connection.execute_batch("CREATE TABLE it (n)")?)).await.expect("made");
+        for lane in [&store.writer, &store.reader, &store.key_reader] {
+            for _ in 0..4 {
+                let broken = lane.run(|_| -> Result<(), StoreError> { panic!("as a test") }).await;
+                assert!(matches!(broken, Err(StoreError::Broken(_))), "{broken:?}");
+                assert!(lane.run(count).await.is_ok(), "the thread goes on");
+            }
+        }
+        let half = |connection: &Connection| -> Result<(), StoreError> {
+            connection.execute_batch("INSERT INTO it VALUES (1)")?;
+            panic!("as a test")
+        };
+        assert!(matches!(store.writer.run(half).await, Err(StoreError::Broken(_))));
+        store.writer.run(|connection| Ok(connection.execute_batch("INSERT INTO it VALUES (2)")?)).await.expect("put");
+        assert_eq!(store.writer.run(count).await, Ok(1), "the half is undone");
+    }
+}
+
 #[tokio::test]
 async fn one_process_leads_until_it_ends() {
     let folder = Folder::new("lead");
