@@ -5,7 +5,8 @@
 //! opened and settled between two commits is written once, and nothing is looked up. A failed write is retried with the
 //! same ids: the ledger knows each request by its id, so nothing counts twice. The queue is bounded; entries beyond it
 //! are lost and counted (the limits' own counters have them all the same), and limits with `on_store_failure =
-//! "closed"` refuse requests while entries wait for too long.
+//! "closed"` refuse requests while entries wait for too long. A write that panics is retried as well, [`PANICS_MAX`]
+//! times: then its entries are lost and counted, and the next ones are written.
 //!
 //! A crash loses entries of requests that began within the last `GATHER`, or whose write was still failing. Entries
 //! open at a crash are settled at the next start with the amounts reserved for them ([`orphans`](super::orphans)): what
@@ -15,10 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::orphans::Watch;
-use penstock_store::{Entry, LEDGER_BATCH_MAX, OpenEntry, Store, StoreError};
+use super::orphans::{BEAT, Watch};
+use penstock_base::panics::{caught, supervised};
+use penstock_store::{Entry, LEDGER_BATCH_MAX, Ledger, OpenEntry, StoreError};
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 /// Time in which entries gather before one commit writes them.
 const GATHER: Duration = Duration::from_millis(100);
@@ -30,6 +32,8 @@ const HELD_MAX: usize = WAITING_MAX / 2;
 const WRITE_MAX: Duration = Duration::from_secs(5);
 /// Pause before a failed write of the ledger is retried.
 const RETRY: Duration = Duration::from_millis(500);
+/// Most panics in the writing of one batch, after which its entries are lost: what they have in them would panic again.
+const PANICS_MAX: u32 = 5;
 
 /// Queue of ledger entries from the requests to the thread that writes them.
 #[derive(Clone)]
@@ -110,15 +114,19 @@ impl Journal {
     ///
     /// # Errors
     /// The system has no thread for it.
-    pub(super) fn start(store: Arc<dyn Store>, gateway: Arc<str>, watch: Option<Watch>) -> std::io::Result<Self> {
+    pub(super) fn start(store: Arc<dyn Ledger>, gateway: Arc<str>, watch: Option<Watch>) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let shared = queue.clone();
         std::thread::Builder::new().name("ledger".into()).spawn(move || {
+            let write = supervised("ledger", || shared.write(store.as_ref()), || shared.pause_after_panic());
             runtime.block_on(async {
                 match watch {
-                    Some(watch) => drop(tokio::join!(shared.write(store), watch.keep())),
-                    None => shared.write(store).await,
+                    Some(watch) => {
+                        let keep = supervised("heartbeat", || watch.keep(), || sleep(BEAT));
+                        let _ = tokio::join!(write, keep);
+                    }
+                    None => write.await,
                 }
             });
         })?;
@@ -164,7 +172,7 @@ impl Journal {
         Pause { queue: &self.queue, mark }
     }
 
-    /// Returns true if writes have been failing for longer than [`WRITE_MAX`].
+    /// Returns true if writes have been failing for longer than [`WRITE_MAX`], or since a panic.
     pub(super) fn is_failing(&self) -> bool {
         self.queue.failing.load(Ordering::Relaxed)
     }
@@ -232,6 +240,12 @@ impl Pending {
         (self.writing > 0).then(|| Batch { opened: opened.into(), settled })
     }
 
+    /// Ends the writing of a batch.
+    fn end(&mut self, batch: &Batch) {
+        self.writing = 0;
+        self.written_count += batch.settled.len() as u64;
+    }
+
     /// Number of entries, open or settled, that the ledger does not have yet.
     fn waiting(&self) -> usize {
         let opened = self.fresh.iter().filter(|at| self.open[**at].entry.is_some() && !self.open[**at].is_written);
@@ -245,43 +259,84 @@ impl Queue {
     }
 
     /// Runs without end: waits for entries, lets more gather, writes a batch.
-    async fn write(&self, store: Arc<dyn Store>) {
+    async fn write(&self, store: &dyn Ledger) {
+        // What waits since before a panic woke nobody.
+        self.changed.notify_one();
         loop {
             self.changed.notified().await;
             sleep(GATHER).await;
             loop {
                 let batch = self.pending().take();
-                let Some(batch) = batch else { break };
-                self.write_batch(store.as_ref(), &batch).await;
+                let Some(batch) = batch else {
+                    self.works();
+                    break;
+                };
+                let is_written = self.write_batch(store, &batch).await;
                 let is_full = batch.settled.len().max(batch.opened.len()) >= LEDGER_BATCH_MAX;
                 // After a full batch the next is written at once; else entries gather first, since a commit costs as
                 // much for one as for hundreds.
-                if !is_full {
+                if is_written && !is_full {
                     break;
                 }
             }
         }
     }
 
-    async fn write_batch(&self, store: &dyn Store, batch: &Batch) {
-        let begun = Instant::now();
-        while let Err(error) = written(store, batch).await {
-            if begun.elapsed() >= WRITE_MAX && !self.failing.swap(true, Ordering::Relaxed) {
-                tracing::error!(%error, "the ledger cannot be written: limits with on_store_failure = closed refuse requests");
+    /// Writes a batch, again and again while the store fails. False if the batch is lost: it panicked too often.
+    async fn write_batch(&self, store: &dyn Ledger, batch: &Batch) -> bool {
+        let (begun, mut panics) = (Instant::now(), 0);
+        loop {
+            match caught(written(store, batch)).await {
+                Ok(Ok(())) => break,
+                Ok(Err(error)) if begun.elapsed() >= WRITE_MAX => self.fails(&error.to_string()),
+                Ok(Err(_)) => {}
+                Err(panic) => {
+                    self.fails(&format!("panic: {panic}"));
+                    panics += 1;
+                    if panics >= PANICS_MAX {
+                        self.lose(batch);
+                        return false;
+                    }
+                }
             }
             sleep(RETRY).await;
         }
+        self.works();
+        self.pending().end(batch);
+        true
+    }
+
+    fn fails(&self, error: &str) {
+        if !self.failing.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                error,
+                "the ledger cannot be written: limits with on_store_failure = closed refuse requests"
+            );
+        }
+    }
+
+    fn works(&self) {
         if self.failing.swap(false, Ordering::Relaxed) {
             tracing::info!("the ledger is written again");
         }
-        let mut pending = self.pending();
-        pending.writing = 0;
-        pending.written_count += batch.settled.len() as u64;
+    }
+
+    /// Gives up a batch. Entries that it opens are written when their requests end, and the settled ones are lost.
+    fn lose(&self, batch: &Batch) {
+        let (settled, opened) = (batch.settled.len(), batch.opened.len());
+        self.lost.fetch_add(settled as u64, Ordering::Relaxed);
+        tracing::error!(settled, opened, "entries of the ledger are lost: writing them panics");
+        self.pending().end(batch);
+    }
+
+    async fn pause_after_panic(&self) {
+        self.fails("panic");
+        sleep(RETRY).await;
     }
 }
 
 /// Writes both kinds concurrently, so that a store that groups commits makes one: no request is in both.
-async fn written(store: &dyn Store, Batch { opened, settled }: &Batch) -> Result<(), StoreError> {
+async fn written(store: &dyn Ledger, Batch { opened, settled }: &Batch) -> Result<(), StoreError> {
     let open = async {
         match opened.is_empty() {
             true => Ok(()),
@@ -295,11 +350,14 @@ async fn written(store: &dyn Store, Batch { opened, settled }: &Batch) -> Result
         }
     };
     let write = async { tokio::try_join!(open, settle).map(drop) };
-    timeout(WRITE_MAX, write).await.unwrap_or(Err(StoreError::Busy))
+    StoreError::in_time(WRITE_MAX, write).await
 }
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+    use penstock_store::{EntryFilter, Listing, Page, Sqlite, SqliteOptions, UsageQuery, UsageRow};
+
     use super::*;
 
     fn entry(number: u64) -> OpenEntry {
@@ -362,5 +420,120 @@ mod tests {
         }
         assert_eq!(pending.take().map(sizes), Some((0, LEDGER_BATCH_MAX)));
         assert_eq!(pending.take().map(sizes), Some((0, 5)));
+    }
+
+    /// Ledger that writes what it is sent, and then panics as often as it is to.
+    struct Panicking {
+        inner: Sqlite,
+        panics: AtomicU64,
+    }
+
+    impl Panicking {
+        fn new(panics: u64) -> Arc<Self> {
+            let inner = Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database");
+            Arc::new(Self { inner, panics: panics.into() })
+        }
+
+        fn answer<T>(&self, answer: T) -> T {
+            let left = self.panics.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            assert!(left.is_err(), "as a test");
+            answer
+        }
+
+        /// Number of settled entries, and their cost.
+        async fn sums(&self) -> (u64, u64) {
+            let filter = EntryFilter { until: u64::MAX >> 1, ..EntryFilter::default() };
+            let query = UsageQuery { filter, limit: 1, ..UsageQuery::default() };
+            let sums = self.inner.usage(&query).await.expect("summed").items;
+            sums.first().map_or((0, 0), |row| (row.requests, row.micro_usd))
+        }
+    }
+
+    #[async_trait]
+    impl Ledger for Panicking {
+        async fn open_entries(&self, entries: Arc<[OpenEntry]>) -> Result<(), StoreError> {
+            self.answer(self.inner.open_entries(entries).await)
+        }
+
+        async fn settle_entries(&self, entries: Arc<[Entry]>) -> Result<Vec<bool>, StoreError> {
+            self.answer(self.inner.settle_entries(entries).await)
+        }
+
+        async fn orphans(&self, before: u64, gateway: Option<&str>, limit: u32) -> Result<Vec<OpenEntry>, StoreError> {
+            self.inner.orphans(before, gateway, limit).await
+        }
+
+        async fn alive(&self, gateway: &str, now: u64) -> Result<(), StoreError> {
+            self.inner.alive(gateway, now).await
+        }
+
+        async fn left(&self, before: u64, ancient: u64, limit: u32) -> Result<Vec<OpenEntry>, StoreError> {
+            self.inner.left(before, ancient, limit).await
+        }
+
+        async fn entry(&self, at: u64, request: &str) -> Result<Option<Entry>, StoreError> {
+            self.inner.entry(at, request).await
+        }
+
+        async fn entries(&self, filter: &EntryFilter, page: &Page) -> Result<Listing<Entry>, StoreError> {
+            self.inner.entries(filter, page).await
+        }
+
+        async fn usage(&self, query: &UsageQuery) -> Result<Listing<UsageRow>, StoreError> {
+            self.inner.usage(query).await
+        }
+
+        async fn sweep_entries(&self, before: u64) -> Result<u64, StoreError> {
+            self.inner.sweep_entries(before).await
+        }
+    }
+
+    /// Opens and settles the entries of requests that cost 7 each.
+    fn requests(journal: &Journal, numbers: std::ops::Range<u64>) {
+        for number in numbers {
+            let slot = journal.open(entry(number));
+            journal.settle(slot, |opened| Entry { opened, micro_usd: 7, ..Entry::default() });
+        }
+    }
+
+    async fn until(what: &str, is_done: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_done() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_write_that_panics_is_seen_and_tried_again_and_counts_once() {
+        let store = Panicking::new(2);
+        let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
+        requests(&journal, 0..3);
+        until("closed limits refuse", || journal.is_failing()).await;
+        assert_eq!(journal.counts(), (3, 0), "they wait");
+        until("written again", || !journal.is_failing()).await;
+        requests(&journal, 3..5);
+        until("the thread goes on", || journal.is_emptied()).await;
+        assert_eq!((store.sums().await, journal.counts()), ((5, 35), (0, 0)));
+    }
+
+    /// The entries that wait behind those that panic are written, and a pause of the ledger ends.
+    #[tokio::test]
+    async fn entries_that_always_panic_are_given_up_and_counted() {
+        let store = Panicking::new(PANICS_MAX.into());
+        let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
+        let open = journal.open(entry(100));
+        requests(&journal, 0..3);
+        until("closed limits refuse", || journal.is_failing()).await;
+        requests(&journal, 3..5);
+        until("three are lost", || journal.counts() == (0, 3) && !journal.is_failing()).await;
+        assert!(journal.pause().is_reached());
+        journal.settle(open, |opened| Entry { opened, micro_usd: 7, ..Entry::default() });
+        until("the thread goes on", || journal.is_emptied()).await;
+        assert_eq!(journal.counts(), (0, 3));
+        for request in ["r3", "r4", "r100"] {
+            let known = store.entry(1, request).await.expect("read");
+            assert_eq!(known.map(|entry| entry.micro_usd), Some(7), "{request}");
+        }
     }
 }

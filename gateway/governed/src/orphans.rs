@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use penstock_store::{Entry, Held, OpenEntry, Store, StoreError, Tokens};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use penstock_base::clock;
 
 /// Interval of the heartbeat that a gateway writes to the shared store.
-const BEAT: Duration = Duration::from_secs(5);
+pub(super) const BEAT: Duration = Duration::from_secs(5);
 /// Silence after which a gateway counts as dead.
 const SILENT: Duration = Duration::from_secs(30);
 /// Age in seconds at which an open entry in a shared store is an orphan, if its gateway sends no heartbeats.
@@ -71,8 +71,8 @@ impl Watch {
         // While the store was away no gateway could send heartbeats: each gets the full silence again.
         let mut quiet = Instant::now();
         loop {
-            let turn = timeout(ANSWER_MAX, self.turn(clock::unix_seconds(), quiet.elapsed() >= SILENT)).await;
-            match turn.unwrap_or(Err(StoreError::Busy)) {
+            let turn = self.turn(clock::unix_seconds(), quiet.elapsed() >= SILENT);
+            match StoreError::in_time(ANSWER_MAX, turn).await {
                 Ok(count) => drop(self.count.fetch_add(count, Ordering::Relaxed)),
                 Err(error) => {
                     quiet = Instant::now();

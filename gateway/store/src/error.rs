@@ -1,5 +1,9 @@
 //! Errors of store operations.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 /// Error of a store operation. A missing object is no error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -35,4 +39,29 @@ pub enum StoreError {
     /// The store cannot be read or written, for this reason.
     #[error("the store failed: {0}")]
     Broken(String),
+}
+
+impl StoreError {
+    /// Result of a call to the store, with [`StoreError::Busy`] at the deadline: the call is then given up.
+    ///
+    /// # Errors
+    /// Those of the call, and [`StoreError::Busy`].
+    pub async fn in_time<T>(limit: Duration, call: impl Future<Output = Result<T, Self>>) -> Result<T, Self> {
+        timeout(limit, call).await.unwrap_or(Err(Self::Busy))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_without_an_answer_is_busy() {
+        let second = Duration::from_secs(1);
+        assert_eq!(StoreError::in_time(second, ready(Ok(7))).await, Ok(7));
+        assert_eq!(StoreError::in_time(second, ready(Err::<(), _>(StoreError::Full))).await, Err(StoreError::Full));
+        assert_eq!(StoreError::in_time(second, pending::<Result<(), _>>()).await, Err(StoreError::Busy));
+    }
 }

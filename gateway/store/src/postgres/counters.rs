@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::json;
-use tokio::time::timeout;
 
 use super::Postgres;
 use super::held::{int, number, odd};
@@ -50,8 +49,8 @@ impl Counters for Postgres {
         // The counts are not lost, but a server that is away, or a former primary that only reads, cannot count.
         let sql = "SELECT current_setting('transaction_read_only') = 'off'";
         // A connection that is silent after a failover is given up soon, and closed: another one may reach the new primary.
-        let asked = timeout(BEGIN_TIMEOUT, async { self.held().await?.is(sql, &[]).await });
-        match asked.await.unwrap_or(Err(StoreError::Busy))? {
+        let asked = async { self.held().await?.is(sql, &[]).await };
+        match StoreError::in_time(BEGIN_TIMEOUT, asked).await? {
             true => Ok(Begun::Whole),
             false => Err(StoreError::Broken("PostgreSQL: the server only reads: another one is the primary".into())),
         }
