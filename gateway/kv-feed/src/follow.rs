@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use penstock_base::panics::supervised;
 use penstock_router::foreign::zmtp::Role;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -35,7 +36,19 @@ pub fn start(feeds: &[Arc<Feed>]) {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
             let mut tasks = tokio::task::JoinSet::new();
-            feeds.into_iter().for_each(|feed| drop(tasks.spawn(forever(feed))));
+            for feed in feeds {
+                let lost = feed.clone();
+                let follow = move || forever(feed.clone());
+                let pause = move || {
+                    // What is believed of the server's cache is followed by nobody.
+                    if let Some(feed) = lost.upgrade() {
+                        feed.connected.store(false, Ordering::Relaxed);
+                        feed.forget();
+                    }
+                    sleep(PAUSES.1)
+                };
+                tasks.spawn(supervised("KV events", follow, pause));
+            }
             while tasks.join_next().await.is_some() {}
         });
     });

@@ -8,6 +8,7 @@ use http::Method;
 
 use super::keys::Use;
 use super::{Protocol, Provider};
+use penstock_base::panics::supervised;
 use penstock_http::client::{Client, Deadlines};
 use penstock_upstream::Asker;
 
@@ -30,7 +31,10 @@ pub fn start(providers: &[Arc<Provider>]) {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
             let mut tasks = tokio::task::JoinSet::new();
-            asked.into_iter().for_each(|provider| drop(tasks.spawn(forever(provider))));
+            for provider in asked {
+                let follow = move || forever(provider.clone());
+                tasks.spawn(supervised("discovery of a provider's models", follow, || tokio::time::sleep(AGAIN)));
+            }
             while tasks.join_next().await.is_some() {}
         });
     });

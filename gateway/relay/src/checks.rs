@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use tokio::task::AbortHandle;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::target::Target;
+use penstock_base::panics::supervised;
 pub use penstock_upstream::Probe;
 
 /// A probe and the targets that its result applies to.
@@ -56,16 +57,21 @@ impl Asked {
     fn begin(probe: &Arc<dyn Probe>, targets: &[Arc<Target>]) -> Self {
         let targets = Arc::new(Mutex::new(targets.to_vec()));
         let (asking, about) = (probe.clone(), targets.clone());
-        let task = tokio::spawn(async move {
-            let mut due = interval(asking.interval());
-            due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            loop {
-                due.tick().await;
-                let is_good = asking.is_good().await;
-                let targets = about.lock().unwrap_or_else(PoisonError::into_inner);
-                targets.iter().for_each(|target| target.checked(is_good, Instant::now()));
-            }
-        });
+        let pause = asking.interval();
+        let ask = move || forever(asking.clone(), about.clone());
+        // Targets that are down would stay down without their check.
+        let task = tokio::spawn(supervised("health check", ask, move || sleep(pause)));
         Self { probe: probe.clone(), targets, task: task.abort_handle() }
+    }
+}
+
+async fn forever(probe: Arc<dyn Probe>, targets: Arc<Mutex<Vec<Arc<Target>>>>) {
+    let mut due = interval(probe.interval());
+    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        due.tick().await;
+        let is_good = probe.is_good().await;
+        let targets = targets.lock().unwrap_or_else(PoisonError::into_inner);
+        targets.iter().for_each(|target| target.checked(is_good, Instant::now()));
     }
 }
