@@ -186,7 +186,7 @@ impl Governor {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
         let holder = format!("{:016x}", u64::from_le_bytes(random));
-        let sums = Sums { store, in_force: Box::new(in_force), journal: self.journal().cloned() };
+        let sums = Sums::new(store, in_force, self.journal().cloned());
         let shared = Arc::new(Shared::new(counters, holder, Some(sums)));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (begun, has_begun) = std::sync::mpsc::sync_channel(1);

@@ -5,16 +5,16 @@
 //! begin at zero, and so do counters by address, which the ledger does not hold.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_govern::{By, Claim, Limit, Measure, Span, Unit, began};
 use penstock_store::{
-    EntryFilter, Group, KeyId, KeyRecord, OwnerKind, OwnerRecord, Store, StoreError, USAGE_ROWS_MAX, UsageQuery,
-    UsageRow,
+    EntryFilter, Group, KeyId, KeyRecord, Keys, Ledger, OwnerKind, OwnerRecord, Store, StoreError, USAGE_ROWS_MAX,
+    UsageQuery, UsageRow,
 };
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::Governor;
 use super::journal::{Journal, Pause};
@@ -26,9 +26,11 @@ use penstock_base::clock;
 const WRITTEN_MAX: Duration = Duration::from_secs(5);
 /// Interval of the checks whether this gateway's entries are written.
 const WRITTEN_LOOK: Duration = Duration::from_millis(20);
-/// Deadline for summing up the ledger: at start, and when shared counters are restored. The entries of the day and month are
-/// read once for each limit that has such a measure, millions of them in some seconds.
+/// Deadline for summing up the ledger: at start, and for the first try to restore shared counters. The entries of the day
+/// and month are read once for each limit that has such a measure, millions of them in some seconds.
 pub(super) const SUMMED_MAX: Duration = Duration::from_secs(60);
+/// Most times that the deadline doubles for the next try to restore shared counters: 16 minutes for the sums of one limit.
+const DOUBLINGS_MAX: u32 = 4;
 
 /// Tag by which ledger entries name a limit that counts them.
 pub(super) fn tag(limit: &str) -> String {
@@ -47,12 +49,16 @@ pub struct InForce {
 /// Adds the ledger's sums of the current day and month to the counters.
 pub(super) async fn restore(governor: &Governor, store: &dyn Store, in_force: &InForce) -> Result<(), StoreError> {
     let mut count = |sum: Sum| {
-        let Sum { limit, subject, measure, amount } = &sum;
+        let Sum { limit, subject, measure, amount, .. } = &sum;
         let (mut state, now) = governor.state();
         let claim = Claim { limit, subject, measure: *measure, amount: *amount, tag: 0 };
         state.book.restore(&claim, now);
     };
-    sums(store, in_force, &mut count).await
+    let mut known = Known::new(store);
+    for part in parts(in_force) {
+        sum(store, &mut known, in_force, &part, SUMMED_MAX, &mut count).await?;
+    }
+    Ok(())
 }
 
 /// Sum of the ledger for one counter of the current day or month.
@@ -62,31 +68,98 @@ pub(super) struct Sum {
     pub(super) subject: String,
     pub(super) measure: Measure,
     pub(super) amount: u64,
+    /// Begin of the day or month, in Unix seconds.
+    pub(super) from: u64,
+    /// Part of the amount that this gateway has yet to tell the counters.
+    pub(super) own: u64,
 }
 
 /// Reader of the ledger, for shared counters that were lost.
 pub(super) struct Sums {
-    pub(super) store: Arc<dyn Store>,
-    pub(super) in_force: Box<dyn Fn() -> InForce + Send + Sync>,
+    ledger: Arc<dyn Ledger>,
+    keys: Arc<dyn Keys>,
+    in_force: Box<dyn Fn() -> InForce + Send + Sync>,
     /// Writer of this gateway's entries, which pauses while the sums are read.
-    pub(super) journal: Option<Journal>,
+    journal: Option<Journal>,
+    progress: Mutex<Progress>,
+}
+
+/// What tries that ended before all sums were read leave to the next one.
+#[derive(Default)]
+struct Progress {
+    done: Vec<(Part, Vec<Sum>)>,
+    /// Number of tries that took too long.
+    late: u32,
+}
+
+/// Limit and the day or month whose entries are summed for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    limit: Arc<Limit>,
+    span: Span,
+    from: u64,
 }
 
 impl Sums {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        in_force: impl Fn() -> InForce + Send + Sync + 'static,
+        journal: Option<Journal>,
+    ) -> Self {
+        Self::of(store.clone(), store, in_force, journal)
+    }
+
+    fn of(
+        ledger: Arc<dyn Ledger>,
+        keys: Arc<dyn Keys>,
+        in_force: impl Fn() -> InForce + Send + Sync + 'static,
+        journal: Option<Journal>,
+    ) -> Self {
+        Self { ledger, keys, in_force: Box::new(in_force), journal, progress: Mutex::default() }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Pause of this gateway's journal; `None`: its entries are not in this ledger.
     pub(super) fn pause(&self) -> Option<Pause<'_>> {
         self.journal.as_ref().map(Journal::pause)
     }
 
     /// Sums of all gateways, as far as their entries are written; this gateway's own, up to the `pause`, are written first.
-    pub(super) async fn spent(&self, pause: Option<&Pause<'_>>) -> Result<Vec<Sum>, StoreError> {
+    /// `own`: the part of a sum that this gateway had yet to tell the counters when the pause began. A try that takes too
+    /// long leaves the sums of the limits that it has finished to the next one, which may take twice as long.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] for a try that takes too long, and the store's own.
+    pub(super) async fn spent(
+        &self,
+        pause: Option<&Pause<'_>>,
+        own: &(dyn Fn(&Sum) -> u64 + Sync),
+    ) -> Result<Vec<Sum>, StoreError> {
         let deadline = Instant::now() + WRITTEN_MAX;
         while pause.is_some_and(|pause| !pause.is_reached()) && Instant::now() < deadline {
             sleep(WRITTEN_LOOK).await;
         }
-        let mut out = Vec::new();
-        let summed = async { sums(self.store.as_ref(), &(self.in_force)(), &mut |sum| out.push(sum)).await };
-        timeout(SUMMED_MAX, summed).await.map_err(|_| StoreError::Busy)??;
+        let in_force = (self.in_force)();
+        let wanted = parts(&in_force);
+        let allowed = {
+            let mut progress = self.progress();
+            progress.done.retain(|(part, _)| wanted.contains(part));
+            SUMMED_MAX * 2_u32.pow(progress.late.min(DOUBLINGS_MAX))
+        };
+        let read = self.read(&in_force, &wanted, allowed, own);
+        if let Err(error) = StoreError::in_time(allowed, read).await {
+            let mut progress = self.progress();
+            progress.late += u32::from(error == StoreError::Busy);
+            let (done, all, seconds) = (progress.done.len(), wanted.len(), allowed.as_secs());
+            drop(progress);
+            tracing::warn!(%error, done, all, seconds, "the ledger is not summed up yet, and limits wait for it: the next try goes on with the rest");
+            return Err(error);
+        }
+        let mut out: Vec<Sum> =
+            std::mem::take(&mut self.progress().done).into_iter().flat_map(|(_, sums)| sums).collect();
         // Several keys may share a parent, which then has several sums.
         fn name(sum: &Sum) -> (&str, &str, &'static str) {
             (&sum.limit, &sum.subject, sum.measure.name())
@@ -99,30 +172,53 @@ impl Sums {
         });
         Ok(out)
     }
+
+    /// Reads the sums that are wanted and not done.
+    async fn read(
+        &self,
+        in_force: &InForce,
+        wanted: &[Part],
+        allowed: Duration,
+        own: &(dyn Fn(&Sum) -> u64 + Sync),
+    ) -> Result<(), StoreError> {
+        let mut known = Known::new(self.keys.as_ref());
+        for part in wanted {
+            if self.progress().done.iter().any(|(done, _)| done == part) {
+                continue;
+            }
+            let mut sums = Vec::new();
+            let mut take = |sum: Sum| sums.push(Sum { own: own(&sum), ..sum });
+            sum(self.ledger.as_ref(), &mut known, in_force, part, allowed, &mut take).await?;
+            self.progress().done.push((part.clone(), sums));
+        }
+        Ok(())
+    }
 }
 
-async fn sums(store: &dyn Store, in_force: &InForce, take: &mut (dyn FnMut(Sum) + Send)) -> Result<(), StoreError> {
+/// Limits with measures by day or month, of which the ledger has the use.
+fn parts(in_force: &InForce) -> Vec<Part> {
     let (day, month) = began(clock::since_epoch().as_millis() as u64);
-    let mut known = Known::new(store);
-    for limit in &in_force.limits {
-        for (span, from) in [(Span::Day, day), (Span::Month, month)] {
-            let measures: Vec<_> = limit.measures.iter().filter(|measure| measure.span == span).copied().collect();
-            if !measures.is_empty() && limit.by != By::Address {
-                sum(&mut known, in_force, limit, &measures, from / 1000, take).await?;
+    let mut out = Vec::new();
+    for limit in in_force.limits.iter().filter(|limit| limit.by != By::Address) {
+        for (span, from) in [(Span::Day, day / 1000), (Span::Month, month / 1000)] {
+            if limit.measures.iter().any(|measure| measure.span == span) {
+                out.push(Part { limit: limit.clone(), span, from });
             }
         }
     }
-    Ok(())
+    out
 }
 
 async fn sum(
+    ledger: &dyn Ledger,
     known: &mut Known<'_>,
     in_force: &InForce,
-    limit: &Arc<Limit>,
-    measures: &[Measure],
-    from: u64,
+    Part { limit, span, from }: &Part,
+    patience: Duration,
     take: &mut (dyn FnMut(Sum) + Send),
 ) -> Result<(), StoreError> {
+    let measures: Vec<Measure> = limit.measures.iter().filter(|measure| measure.span == *span).copied().collect();
+    let from = *from;
     let groups = match limit.by {
         By::All => vec![],
         By::Model => vec![Group::Model],
@@ -136,7 +232,7 @@ async fn sum(
     loop {
         let query =
             UsageQuery { filter: filter.clone(), groups: groups.clone(), after: after.clone(), limit: USAGE_ROWS_MAX };
-        let rows = known.store.usage_within(&query, SUMMED_MAX).await?;
+        let rows = ledger.usage_within(&query, patience).await?;
         for row in &rows.items {
             let subject = match limit.by {
                 By::All => Some("all"),
@@ -151,9 +247,10 @@ async fn sum(
                 _ => Vec::new(),
             };
             for subject in above.iter().map(String::as_str).chain([subject]) {
-                for measure in measures {
+                for measure in &measures {
                     let amount = used(row, measure.unit);
-                    take(Sum { limit: limit.id.clone(), subject: subject.to_owned(), measure: *measure, amount });
+                    let (limit, subject) = (limit.id.clone(), subject.to_owned());
+                    take(Sum { limit, subject, measure: *measure, amount, from, own: 0 });
                 }
             }
         }
@@ -211,13 +308,13 @@ async fn above(
 
 /// Issued keys and owners of the store, each read once: many keys share a parent, a user or a team, and every limit asks again.
 struct Known<'s> {
-    store: &'s dyn Store,
+    store: &'s dyn Keys,
     keys: HashMap<String, Option<KeyRecord>>,
     owners: HashMap<(OwnerKind, String), Option<OwnerRecord>>,
 }
 
 impl<'s> Known<'s> {
-    fn new(store: &'s dyn Store) -> Self {
+    fn new(store: &'s dyn Keys) -> Self {
         Self { store, keys: HashMap::new(), owners: HashMap::new() }
     }
 
@@ -249,5 +346,126 @@ fn used(row: &UsageRow, unit: Unit) -> u64 {
         Unit::OutputTokens => row.tokens.output,
         Unit::NanoUsd => row.micro_usd.saturating_mul(1000),
         Unit::InFlight => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use penstock_govern::{For, OnStoreFailure, Reserve, Unmetered};
+    use penstock_store::{Entry, Listing, OpenEntry, Page, Sqlite, SqliteOptions};
+
+    use super::*;
+
+    /// Ledger in which every sum is 5 requests and takes some time.
+    struct Slow {
+        takes: Duration,
+        /// Tag and patience of each question.
+        asked: Mutex<Vec<(String, u64)>>,
+    }
+
+    const UNASKED: StoreError = StoreError::Misuse("not asked by the test");
+
+    #[async_trait]
+    impl Ledger for Slow {
+        async fn usage_within(&self, query: &UsageQuery, patience: Duration) -> Result<Listing<UsageRow>, StoreError> {
+            let tag = query.filter.tag.clone().unwrap_or_default();
+            self.asked.lock().expect("no panic").push((tag, patience.as_secs()));
+            sleep(self.takes).await;
+            Ok(Listing { items: vec![UsageRow { requests: 5, ..UsageRow::default() }], more: false })
+        }
+
+        async fn open_entries(&self, _: Arc<[OpenEntry]>) -> Result<(), StoreError> {
+            Err(UNASKED)
+        }
+
+        async fn settle_entries(&self, _: Arc<[Entry]>) -> Result<Vec<bool>, StoreError> {
+            Err(UNASKED)
+        }
+
+        async fn orphans(&self, _: u64, _: Option<&str>, _: u32) -> Result<Vec<OpenEntry>, StoreError> {
+            Err(UNASKED)
+        }
+
+        async fn alive(&self, _: &str, _: u64) -> Result<(), StoreError> {
+            Err(UNASKED)
+        }
+
+        async fn left(&self, _: u64, _: u64, _: u32) -> Result<Vec<OpenEntry>, StoreError> {
+            Err(UNASKED)
+        }
+
+        async fn entry(&self, _: u64, _: &str) -> Result<Option<Entry>, StoreError> {
+            Err(UNASKED)
+        }
+
+        async fn entries(&self, _: &EntryFilter, _: &Page) -> Result<Listing<Entry>, StoreError> {
+            Err(UNASKED)
+        }
+
+        async fn usage(&self, _: &UsageQuery) -> Result<Listing<UsageRow>, StoreError> {
+            Err(UNASKED)
+        }
+
+        async fn sweep_entries(&self, _: u64) -> Result<u64, StoreError> {
+            Err(UNASKED)
+        }
+    }
+
+    fn limit(id: &str) -> Arc<Limit> {
+        Arc::new(Limit {
+            id: id.into(),
+            measures: vec![Measure { unit: Unit::Requests, span: Span::Month, max: 100 }],
+            by: By::All,
+            applies: For::Everyone,
+            models: Vec::new(),
+            reserve: Reserve::default(),
+            unmetered: Unmetered::default(),
+            on_store_failure: OnStoreFailure::Open,
+            max_tokens_default: None,
+            max_tokens_max: None,
+            surge: None,
+        })
+    }
+
+    fn slow(limits: &'static [&str], takes: u64) -> (Arc<Slow>, Sums) {
+        let keys = Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database");
+        let ledger = Arc::new(Slow { takes: Duration::from_secs(takes), asked: Mutex::default() });
+        let in_force = || InForce { limits: limits.iter().map(|id| limit(id)).collect(), ..InForce::default() };
+        (ledger.clone(), Sums::of(ledger, Arc::new(keys), in_force, None))
+    }
+
+    fn asked(ledger: &Slow) -> Vec<(String, u64)> {
+        std::mem::take(&mut ledger.asked.lock().expect("no panic"))
+    }
+
+    /// Two of the three limits are summed within a minute.
+    #[tokio::test(start_paused = true)]
+    async fn the_next_try_goes_on_with_the_limits_that_are_left() {
+        let (ledger, sums) = slow(&["a", "b", "c"], 25);
+        let tagged = |all: &[(&str, u64)]| all.iter().map(|(id, patience)| (tag(id), *patience)).collect::<Vec<_>>();
+        assert_eq!(sums.spent(None, &|_| 1).await, Err(StoreError::Busy));
+        assert_eq!(asked(&ledger), tagged(&[("a", 60), ("b", 60), ("c", 60)]));
+        let read = sums.spent(None, &|_| 2).await.expect("summed");
+        assert_eq!(asked(&ledger), tagged(&[("c", 120)]));
+        let told: Vec<_> = read.iter().map(|sum| (&*sum.limit, sum.amount, sum.own)).collect();
+        // What this gateway has to tell is that of the time at which each limit was summed.
+        assert_eq!(told, [("a", 5, 1), ("b", 5, 1), ("c", 5, 2)]);
+        // The next loss begins with none of it.
+        assert_eq!(sums.spent(None, &|_| 3).await.map(|read| read.len()), Ok(3));
+        assert_eq!(asked(&ledger).len(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_try_may_take_twice_as_long_as_the_one_before_up_to_a_bound() {
+        let (ledger, sums) = slow(&["a"], 100_000);
+        for _ in 0..7 {
+            assert_eq!(sums.spent(None, &|_| 0).await, Err(StoreError::Busy));
+        }
+        let patience: Vec<_> = asked(&ledger).into_iter().map(|(_, patience)| patience).collect();
+        assert_eq!(patience, [60, 120, 240, 480, 960, 960, 960]);
+        let (_, sums) = slow(&["a"], 100);
+        assert_eq!(sums.spent(None, &|_| 0).await, Err(StoreError::Busy));
+        assert_eq!(sums.spent(None, &|_| 0).await.map(|read| read.len()), Ok(1));
     }
 }

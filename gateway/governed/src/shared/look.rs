@@ -1,6 +1,7 @@
 //! Looks at shared counters: their use by all gateways, for readers that take nothing of it.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use penstock_govern::Claim;
@@ -28,7 +29,11 @@ pub(super) struct Looks {
     known: HashMap<Key, (Instant, u64)>,
     sweep_at: usize,
     /// Time until which no look asks, since the store has not answered one; `None`: it has answered the last one.
-    away_until: Option<tokio::time::Instant>,
+    pub(super) away_until: Option<tokio::time::Instant>,
+    /// Number of looks that wait for the store, and the time until which the first of them does; `None`: the store has
+    /// answered one of them.
+    waiting: usize,
+    waits_until: Option<tokio::time::Instant>,
 }
 
 impl Looks {
@@ -48,8 +53,9 @@ impl Looks {
 impl Shared {
     /// Use of the claimed counters by all gateways together, reservations and the others' leases included; 0 where the
     /// store has not told it in the counter's window. Asks the store, unless it is away or its answer is fresh; an answer
-    /// that comes too late is not waited for, and the last one is told again. Of all looks that begin after one
-    /// was not answered, one waits per [`AWAY`].
+    /// that comes too late is not waited for, and the last one is told again. Looks that begin while another waits wait no
+    /// longer than that one, unless the store answers meanwhile; of all looks that begin after one was not answered, one
+    /// waits per [`AWAY`].
     pub(crate) async fn look(&self, claims: &[Claim<'_>]) -> Vec<u64> {
         let wants: Vec<Want> = claims.iter().map(want).collect();
         if self.is_up() {
@@ -77,6 +83,7 @@ impl Shared {
             looks.away_until = looks.away_until.map(|_| deadline + AWAY);
             stale
         };
+        let wait = Wait::begin(self, deadline);
         for (nth, chunk) in stale.chunks(REPORTS).enumerate() {
             let asks: Vec<Ask> = chunk.iter().map(|(_, want)| question(want)).collect();
             let now = clock::unix_seconds();
@@ -84,7 +91,7 @@ impl Shared {
                 let _turn = self.turn.read().await;
                 self.counters.take(&self.holder, &asks, false, now).await
             };
-            let Ok(Ok(grants)) = timeout_at(deadline, asked).await else {
+            let Some(Ok(grants)) = wait.answer(asked).await else {
                 // A store that has answered a part is slow: the next look asks for the rest.
                 if nth == 0 {
                     self.looks().away_until = Some(tokio::time::Instant::now() + AWAY);
@@ -97,15 +104,58 @@ impl Shared {
                 chunk.iter().map(|(_, want)| state.cells.get(&want.key).map_or(0, |cell| cell.left(now))).collect()
             };
             let mut looks = self.looks();
-            looks.away_until = None;
+            (looks.away_until, looks.waits_until) = (None, None);
             for (((_, want), grant), left) in chunk.iter().zip(grants).zip(lefts) {
                 looks.note(want.key.clone(), grant.used.saturating_sub(left));
             }
         }
     }
 
-    fn looks(&self) -> std::sync::MutexGuard<'_, Looks> {
+    pub(super) fn looks(&self) -> std::sync::MutexGuard<'_, Looks> {
         self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Wait of one look, which may end before its answer.
+struct Wait<'a> {
+    shared: &'a Shared,
+    deadline: tokio::time::Instant,
+}
+
+impl<'a> Wait<'a> {
+    fn begin(shared: &'a Shared, deadline: tokio::time::Instant) -> Self {
+        let mut looks = shared.looks();
+        looks.waiting += 1;
+        looks.waits_until.get_or_insert(deadline);
+        Self { shared, deadline }
+    }
+
+    /// Answer to `asked`; `None`: it does not come before the deadline, or the store is silent until that of the first
+    /// look that waits.
+    async fn answer<T>(&self, asked: impl Future<Output = T>) -> Option<T> {
+        let mut asked = pin!(asked);
+        loop {
+            let until = self.shared.looks().waits_until.map_or(self.deadline, |first| first.min(self.deadline));
+            if let Ok(answer) = timeout_at(until, &mut asked).await {
+                return Some(answer);
+            }
+            let now = tokio::time::Instant::now();
+            // Another look was answered meanwhile: the store is not silent.
+            let goes_on = now < self.deadline && self.shared.looks().waits_until.is_none_or(|first| now < first);
+            if !goes_on {
+                return None;
+            }
+        }
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        let mut looks = self.shared.looks();
+        looks.waiting -= 1;
+        if looks.waiting == 0 {
+            looks.waits_until = None;
+        }
     }
 }
 

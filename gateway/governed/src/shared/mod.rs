@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use penstock_govern::{Claim, Measure, OnStoreFailure, Span, Unit, began};
 use penstock_store::{Ask, Counters, Kept, Settlement, StoreError, Window, is_counter_name};
 use tokio::sync::RwLock;
-use tokio::time::timeout_at;
+use tokio::time::{sleep_until, timeout_at};
 
 use super::restore::{Sum, Sums};
 use penstock_base::clock;
@@ -60,8 +60,12 @@ const PORTIONS: u64 = 100;
 const IN_FLIGHT_SECONDS: u64 = 15;
 /// Length of a day, the shortest window that does not slide, in seconds.
 const DAY_SECONDS: u64 = 86_400;
-/// Most questions of one request to the store: others may take what was leased for it.
+/// Most questions of one request to the store: others may take what was leased for it. After that the limit decides as if
+/// the store were away.
 const TRIES: u32 = 3;
+/// Longest pause before a request asks again, in milliseconds; the pauses are random, so that those who compete for a
+/// portion do not meet again.
+const PAUSE_MS_MAX: u64 = 8;
 
 /// Longest wait at start for the shared counters.
 pub(super) const BEGIN_MAX: Duration = Duration::from_secs(5);
@@ -158,7 +162,7 @@ impl Portion {
 pub(super) enum Refused {
     /// The claim with this index does not fit; `used`: by all gateways together.
     Full { claim: usize, used: u64 },
-    /// The store does not answer, and the limit of this claim is closed.
+    /// The store does not answer, or others have used what it granted each time, and the limit of this claim is closed.
     Away { claim: usize },
 }
 
@@ -223,11 +227,15 @@ impl Shared {
         claims: &[Claim<'_>],
         policy: impl Fn(usize) -> OnStoreFailure,
     ) -> Result<Vec<Portion>, Refused> {
-        let wants: Vec<Want> = claims.iter().map(want).collect();
         let closed = (0..claims.len()).find(|at| policy(*at) == OnStoreFailure::Closed);
         let wait_max = if closed.is_some() { WAIT_CLOSED } else { WAIT_OPEN };
         let deadline = tokio::time::Instant::now() + wait_max;
-        for _ in 0..TRIES {
+        for nth in 0..TRIES {
+            if nth > 0 {
+                sleep_until(deadline.min(tokio::time::Instant::now() + pause())).await;
+            }
+            // Anew for each try: a window may have ended meanwhile.
+            let wants: Vec<Want> = claims.iter().map(want).collect();
             let asks = match self.hold_all(&wants) {
                 None => return Ok(portions(claims, wants, true)),
                 Some(asks) => asks,
@@ -235,15 +243,19 @@ impl Shared {
             match self.ask(&wants, &asks, closed.is_some(), deadline).await {
                 Ok(None) => {}
                 Ok(Some((at, used))) => return Err(Refused::Full { claim: asks[at], used }),
-                Err(()) => {
-                    return match closed {
-                        Some(claim) => Err(Refused::Away { claim }),
-                        None => Ok(portions(claims, wants, false)),
-                    };
-                }
+                Err(()) => break,
+            }
+            // At once, before others take it.
+            let wants: Vec<Want> = claims.iter().map(want).collect();
+            if self.hold_all(&wants).is_none() {
+                return Ok(portions(claims, wants, true));
             }
         }
-        Err(Refused::Full { claim: 0, used: claims[0].measure.max })
+        // Without an answer, or with answers that others were quicker to use: no reason to say that there is no room.
+        match closed {
+            Some(claim) => Err(Refused::Away { claim }),
+            None => Ok(portions(claims, claims.iter().map(want).collect(), false)),
+        }
     }
 
     /// Holds all wants in this gateway's portions, or returns the indexes of those that need more and holds nothing.
@@ -516,6 +528,11 @@ impl Cell {
     }
 }
 
+/// Random pause of up to [`PAUSE_MS_MAX`]; the longest if there are no random numbers.
+fn pause() -> Duration {
+    Duration::from_millis(getrandom::u64().map_or(PAUSE_MS_MAX, |random| 1 + random % PAUSE_MS_MAX))
+}
+
 fn portions(claims: &[Claim<'_>], wants: Vec<Want>, is_held: bool) -> Vec<Portion> {
     let portion = |(claim, want): (&Claim<'_>, Want)| Portion {
         key: want.key,
@@ -528,9 +545,9 @@ fn portions(claims: &[Claim<'_>], wants: Vec<Want>, is_held: bool) -> Vec<Portio
 }
 
 /// Restored use of a counter from the ledger's sum.
-fn kept(sum: &Sum, now: u64) -> Kept {
+fn kept(sum: &Sum) -> Kept {
     let counter = name(&sum.limit, &sum.subject, sum.measure);
-    Kept { counter, window: window(sum.measure.span, now).0, amount: sum.amount, until: 0 }
+    Kept { counter, window: window(sum.measure.span, sum.from).0, amount: sum.amount, until: 0 }
 }
 
 fn name(limit: &str, subject: &str, measure: Measure) -> String {

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use penstock_store::{AMOUNT_MAX, Ask, Begun, Grant, Kept, Settlement, StoreError};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use super::{Cell, IDLE, IN_FLIGHT_SECONDS, Key, Shared, State, kept, key};
+use super::{Cell, IDLE, IN_FLIGHT_SECONDS, Key, Shared, State, Sum, kept, key};
 use penstock_base::clock;
+use penstock_base::panics::caught;
 
 /// Interval at which spent and returned amounts are reported to the store.
 const REPORT: Duration = Duration::from_millis(200);
@@ -30,7 +31,10 @@ impl Shared {
     /// attempt to reach the store.
     pub(crate) async fn report(&self, begun: std::sync::mpsc::SyncSender<()>) {
         loop {
-            self.turn().await;
+            if let Err(panic) = caught(self.turn()).await {
+                tracing::error!(panic, "the report to the shared counters panicked: it is made again");
+                let _ = self.down::<()>("panic");
+            }
             // The start waits for the first signal only.
             let _ = begun.try_send(());
             sleep(REPORT).await;
@@ -108,30 +112,40 @@ impl Shared {
 
     /// Restores the spent amounts of a store that has lost everything, and waits until all gateways have had the time to report.
     async fn restore(&self, until: Instant) -> Result<(), StoreError> {
-        let now = clock::unix_seconds();
+        let mut pause = None;
         if let Some(ledger) = &self.ledger {
             sleep(LEDGER_LAG).await;
             // Amounts waiting to be reported are in the ledger by the time it is read, and would count twice. Those that
-            // come later are not in it: the ledger pauses until it has been read.
+            // come later are not in it: the ledger pauses until the counters have been told of them. Another gateway that
+            // restores at the same time reads it then, and would count them beside what this one tells.
             let untold: HashMap<Key, u64> =
                 self.state().cells.iter().map(|(key, cell)| (key.clone(), cell.spent)).collect();
-            let pause = ledger.pause();
-            let spent: Vec<Kept> = ledger.spent(pause.as_ref()).await?.iter().map(|sum| kept(sum, now)).collect();
-            drop(pause);
+            pause = ledger.pause();
+            let own = |sum: &Sum| {
+                let Kept { counter, window, .. } = kept(sum);
+                untold.get(&(counter, window)).copied().unwrap_or(0)
+            };
+            let sums = ledger.spent(pause.as_ref(), &own).await?;
+            let spent: Vec<Kept> = sums.iter().map(kept).collect();
             for chunk in spent.chunks(REPORTS) {
-                self.counters.restore(chunk, now).await?;
+                self.counters.restore(chunk, clock::unix_seconds()).await?;
             }
             let mut state = self.state();
-            for key in spent.into_iter().map(|one| (one.counter, one.window)) {
+            for (key, own) in spent.into_iter().map(|one| (one.counter, one.window)).zip(sums.iter().map(|sum| sum.own))
+            {
                 let in_doubt = state.doubted.iter_mut().find(|one| (&one.counter, one.window) == (&key.0, key.1));
                 in_doubt.into_iter().for_each(|one| one.spent = 0);
-                if let (Some(known), Some(cell)) = (untold.get(&key), state.cells.get_mut(&key)) {
-                    cell.spent = cell.spent.saturating_sub(*known);
+                if let Some(cell) = state.cells.get_mut(&key) {
+                    cell.spent = cell.spent.saturating_sub(own);
                 }
             }
         }
         self.settle_doubted().await?;
         sleep(until.saturating_duration_since(Instant::now())).await;
+        if pause.is_some() {
+            self.report_once(Instant::now()).await;
+        }
+        drop(pause);
         self.restored.fetch_add(1, Ordering::Relaxed);
         tracing::warn!("the shared counters had lost their counts: amounts spent were restored from the ledger");
         Ok(())
@@ -166,7 +180,7 @@ impl Shared {
         let mut told = 0;
         let mut answer = Ok(());
         for chunk in leases.chunks(REPORTS) {
-            answer = in_time(self.counters.lease(&self.holder, chunk, now)).await;
+            answer = StoreError::in_time(REPORT_MAX, self.counters.lease(&self.holder, chunk, now)).await;
             if answer.is_err() {
                 break;
             }
@@ -256,15 +270,15 @@ impl Shared {
 
     /// Reports settlements and renews leases, as far as the store answers; the rest is told again.
     async fn tell_all(&self, settlements: &[Settlement], at: Instant, now: u64) {
-        let mut chunks = settlements.chunks(REPORTS);
-        while let Some(chunk) = chunks.next() {
+        let mut rest = Rest { shared: self, settlements };
+        for chunk in settlements.chunks(REPORTS) {
             {
                 let mut state = self.state();
                 state.nth += 1;
                 state.doubted = chunk.to_vec();
             }
+            rest.settlements = &rest.settlements[chunk.len()..];
             if let Err(why) = self.settle_doubted().await {
-                chunks.for_each(|chunk| self.untold(chunk));
                 return self.failed(&why);
             }
         }
@@ -286,10 +300,11 @@ impl Shared {
         let mut dropped = Vec::new();
         for chunk in renewals.chunks(REPORTS) {
             let asks: Vec<Ask> = chunk.iter().map(|(ask, _)| ask.clone()).collect();
-            let grants = match in_time(self.counters.take(&self.holder, &asks, false, now)).await {
-                Ok(grants) => grants,
-                Err(why) => return (dropped, Err(why)),
-            };
+            let grants =
+                match StoreError::in_time(REPORT_MAX, self.counters.take(&self.holder, &asks, false, now)).await {
+                    Ok(grants) => grants,
+                    Err(why) => return (dropped, Err(why)),
+                };
             let renewed = chunk.iter().zip(&grants);
             let is_dropped = |((_, leased), grant): &(&(Ask, u64), &Grant)| grant.leased < *leased;
             dropped.extend(renewed.filter(is_dropped).map(|((ask, _), _)| key(ask)));
@@ -304,7 +319,11 @@ impl Shared {
             (state.nth, state.doubted.clone())
         };
         if !doubted.is_empty() {
-            let settled = in_time(self.counters.settle(&self.holder, nth, &doubted, clock::unix_seconds())).await;
+            let settled = StoreError::in_time(
+                REPORT_MAX,
+                self.counters.settle(&self.holder, nth, &doubted, clock::unix_seconds()),
+            )
+            .await;
             match settled {
                 // Nothing was sent, and asking again would end no differently.
                 Err(StoreError::Misuse(why)) => {
@@ -394,9 +413,16 @@ impl Shared {
     }
 }
 
-/// Result of a call to the store, with [`StoreError::Busy`] at the deadline.
-async fn in_time<T>(told: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    timeout(REPORT_MAX, told).await.unwrap_or(Err(StoreError::Busy))
+/// Settlements that were taken out of the cells and are not told yet: they go back if the report ends before.
+struct Rest<'a> {
+    shared: &'a Shared,
+    settlements: &'a [Settlement],
+}
+
+impl Drop for Rest<'_> {
+    fn drop(&mut self) {
+        self.shared.untold(self.settlements);
+    }
 }
 
 /// Logs each of the first [`LINES_MAX`] by `one`, and the number of the others by `more`.

@@ -15,32 +15,55 @@ use crate::restore::{InForce, tag};
 const DAY: Measure = Measure { unit: Unit::Requests, span: Span::Day, max: 1_000_000 };
 /// Pause between two requests: the ledger always has entries to write.
 const PACE: Duration = Duration::from_millis(2);
+/// Time that a loss leaves to restore what was counted, as that of Redis.
+const YOUNG: Duration = Duration::from_millis(1500);
 /// Longest wait for what the test waits for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Store double that can lose its counters.
+/// Server of counters that can lose them.
 #[derive(Default)]
-struct Losing {
+struct Server {
     inner: Mutex<Arc<MemoryCounters>>,
-    is_lost: AtomicBool,
+    /// Number of times that the counters were lost.
+    era: AtomicU64,
 }
 
-impl Losing {
+impl Server {
     fn lose(&self) {
-        self.is_lost.store(true, Ordering::SeqCst);
-        *self.inner.lock().expect("no panic") = Arc::default();
+        let mut inner = self.inner.lock().expect("no panic");
+        self.era.fetch_add(1, Ordering::SeqCst);
+        *inner = Arc::default();
     }
 
-    fn inner(&self) -> Result<Arc<MemoryCounters>, StoreError> {
-        let inner = self.inner.lock().expect("no panic").clone();
-        if self.is_lost.load(Ordering::SeqCst) { Err(StoreError::Lost) } else { Ok(inner) }
+    fn inner(&self) -> Arc<MemoryCounters> {
+        self.inner.lock().expect("no panic").clone()
     }
 
     /// Use of a counter by all gateways, leases included.
     async fn used(&self, counter: &str, window: Window) -> u64 {
         let now = clock::unix_seconds();
         let ask = Ask { counter: counter.into(), window, sliding: false, max: 0, want: 0, least: 0, until: now };
-        self.inner().expect("there").take("reader", &[ask], false, now).await.expect("read")[0].used
+        self.inner().take("reader", &[ask], false, now).await.expect("read")[0].used
+    }
+}
+
+/// Client of the server, of one gateway.
+struct Losing {
+    server: Arc<Server>,
+    era: AtomicU64,
+    /// Time that each loss leaves to restore what was counted.
+    young: Duration,
+}
+
+impl Losing {
+    fn of(server: &Arc<Server>, young: Duration) -> Arc<Self> {
+        Arc::new(Self { server: server.clone(), era: AtomicU64::new(0), young })
+    }
+
+    fn inner(&self) -> Result<Arc<MemoryCounters>, StoreError> {
+        let inner = self.server.inner();
+        let is_lost = self.era.load(Ordering::SeqCst) != self.server.era.load(Ordering::SeqCst);
+        if is_lost { Err(StoreError::Lost) } else { Ok(inner) }
     }
 }
 
@@ -51,16 +74,13 @@ impl Counters for Losing {
     }
 
     async fn begin(&self) -> Result<Begun, StoreError> {
-        let was_lost = self.is_lost.swap(false, Ordering::SeqCst);
-        Ok(if was_lost { Begun::Anew(Duration::from_millis(100)) } else { Begun::Whole })
+        let era = self.server.era.load(Ordering::SeqCst);
+        let was_lost = self.era.swap(era, Ordering::SeqCst) != era;
+        Ok(if was_lost { Begun::Anew(self.young) } else { Begun::Whole })
     }
 
-    /// Called once after a loss, before anything is settled: what is known is all that was spent.
     async fn restore(&self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
-        let spent =
-            |one: &Kept| Settlement { counter: one.counter.clone(), window: one.window, leased: 0, spent: one.amount };
-        let settlements: Vec<_> = kept.iter().map(spent).collect();
-        self.inner()?.settle("restorer", clock::unix_seconds(), &settlements, now).await
+        self.inner()?.restore(kept, now).await
     }
 
     async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
@@ -100,17 +120,26 @@ async fn request(number: u64, shared: &Shared, journal: &Journal) {
     shared.settle(portions, |_, _| Some(1));
 }
 
-#[tokio::test]
-async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
-    let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
-    let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
+/// One gateway with its own writer of the ledger that all share.
+fn gateway(store: &Arc<Sqlite>, server: &Arc<Server>, name: &str) -> (Arc<Shared>, Journal) {
+    let journal = Journal::start(store.clone(), name.into(), None).expect("a thread");
     let in_force = || InForce { limits: vec![Arc::new(limit())], ..InForce::default() };
-    let sums = Sums { store: store.clone(), in_force: Box::new(in_force), journal: Some(journal.clone()) };
-    let counters = Arc::new(Losing::default());
-    let shared = Arc::new(Shared::new(counters.clone(), "g".into(), Some(sums)));
+    let sums = Sums::new(store.clone(), in_force, Some(journal.clone()));
+    (Arc::new(Shared::new(Losing::of(server, YOUNG), name.into(), Some(sums))), journal)
+}
+
+/// Counters are lost while requests go on at the first of these gateways; the others notice it as much later.
+async fn lose_under_load(later: &[Duration]) {
+    let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
+    let server = Arc::new(Server::default());
+    let (shared, journal) = gateway(&store, &server, "g");
     let (begun, _begun) = std::sync::mpsc::sync_channel(1);
     let reports = shared.clone();
     let reports = tokio::spawn(async move { reports.report(begun).await });
+    let others: Vec<_> = (0..later.len()).map(|nth| gateway(&store, &server, &format!("other{nth}")).0).collect();
+    for other in &others {
+        other.turn().await;
+    }
 
     let goes_on = Arc::new(AtomicBool::new(true));
     let load = {
@@ -130,12 +159,23 @@ async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
         assert!(began.elapsed() < PATIENCE);
         tokio::time::sleep(PACE).await;
     }
-    counters.lose();
+    server.lose();
     let lost = Instant::now();
+    let others: tokio::task::JoinSet<()> = others
+        .into_iter()
+        .zip(later.to_owned())
+        .map(|(other, later)| async move {
+            tokio::time::sleep(later).await;
+            other.lost::<()>().expect_err("noticed");
+            other.turn().await;
+            assert_eq!(other.restored(), 1);
+        })
+        .collect();
     while shared.restored() == 0 {
         assert!(lost.elapsed() < PATIENCE, "it is not restored");
         tokio::time::sleep(PACE).await;
     }
+    others.join_all().await;
     goes_on.store(false, Ordering::Relaxed);
     let count = load.await.expect("no panic");
 
@@ -149,10 +189,21 @@ async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
     while (used, noted) != (count, count) {
         assert!(Instant::now() < end, "{used} are counted and {noted} noted of {count}");
         tokio::time::sleep(Duration::from_millis(50)).await;
-        used = counters.used(&counter, window).await;
+        used = server.used(&counter, window).await;
         noted = store.usage(&query).await.expect("summed").items.first().map_or(0, |row| row.requests);
     }
     reports.abort();
+}
+
+#[tokio::test]
+async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
+    lose_under_load(&[]).await;
+}
+
+/// Gateways that restore at the same time: each reads the ledger while the first one has amounts that it has not told.
+#[tokio::test]
+async fn what_is_spent_while_several_gateways_restore_counts_once() {
+    lose_under_load(&[150, 400, 700].map(Duration::from_millis)).await;
 }
 
 /// A process that ends while it reads the ledger: entries that the pause holds back would be lost with it.
@@ -160,7 +211,7 @@ async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
 async fn a_pause_holds_nothing_back_when_the_process_ends() {
     let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
     let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
-    let shared = Shared::with_store(Arc::new(Losing::default()), "g");
+    let shared = Shared::with_store(Losing::of(&Arc::default(), YOUNG), "g");
     request(1, &shared, &journal).await;
     let began = Instant::now();
     while journal.counts().0 > 0 {

@@ -1,3 +1,4 @@
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
@@ -13,9 +14,13 @@ struct Store {
     away: AtomicBool,
     /// True if settlements take effect without an answer.
     mute: AtomicBool,
+    /// Number of settlements that take effect and then panic.
+    panics: AtomicU64,
     trips: AtomicU64,
     /// Delay of the store's answers, in milliseconds.
     late_ms: AtomicU64,
+    /// Gateway whose other portions are taken by its other requests while the store answers.
+    crowded: OnceLock<Arc<Shared>>,
 }
 
 #[async_trait]
@@ -31,6 +36,11 @@ impl Counters for Store {
             return std::future::pending().await;
         }
         let answer = self.inner.take(holder, asks, whole, now).await;
+        if let Some(gateway) = self.crowded.get() {
+            let mut state = gateway.state();
+            let others = state.cells.iter_mut().filter(|(other, _)| !asks.iter().any(|ask| key(ask) == **other));
+            others.for_each(|(_, cell)| cell.held = cell.leased);
+        }
         if late > 0 {
             tokio::time::sleep(Duration::from_millis(late)).await;
         }
@@ -46,6 +56,8 @@ impl Counters for Store {
             return std::future::pending().await;
         }
         self.inner.settle(holder, nth, told, now).await?;
+        let left = self.panics.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        assert!(left.is_err(), "as a test");
         if self.mute.load(Ordering::Relaxed) { std::future::pending().await } else { Ok(()) }
     }
 }
@@ -288,6 +300,55 @@ async fn an_answer_that_is_too_late_concerns_one_request() {
     take_closed(&gateway, day, 1000).await.expect("answered in time");
 }
 
+/// Answers that come in the next second: the window that was asked for has ended.
+#[tokio::test]
+async fn a_window_that_ends_before_the_answer_is_no_refusal() {
+    let store = Arc::new(Store::default());
+    let gateway = begun(&store, "a");
+    store.late_ms.store(60, Ordering::Relaxed);
+    let second = measure(Unit::Tokens, Span::Second, 1000);
+    loop {
+        let left = 1_000 - clock::since_epoch().as_millis() as u64 % 1_000;
+        tokio::time::sleep(Duration::from_millis((left + 970) % 1_000)).await;
+        let began = clock::unix_seconds();
+        // More than what an answer before has left here.
+        let taken = take_closed(&gateway, second, 500).await;
+        assert!(!matches!(taken, Err(Refused::Full { .. })), "there is room: {taken:?}");
+        let Ok(portions) = taken else { continue };
+        let windows: Vec<u64> = portions.iter().map(|portion| portion.key.1.start).collect();
+        gateway.settle(portions, |_, _| Some(0));
+        gateway.report_once(Instant::now() + IDLE * 2).await;
+        if windows[0] > began {
+            break;
+        }
+    }
+}
+
+/// A request with two counters: while the store answers for one, others here use what it had of the other.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_others_are_quicker_than_is_not_told_that_there_is_no_room() {
+    let store = Arc::new(Store::default());
+    let gateway = Arc::new(begun(&store, "a"));
+    assert!(store.crowded.set(gateway.clone()).is_ok());
+    let limit = Arc::<str>::from("l");
+    let claims = [Span::Day, Span::Hour].map(|span| Claim {
+        limit: &limit,
+        subject: "k",
+        measure: measure(Unit::Tokens, span, 100_000),
+        amount: 10,
+        tag: 0,
+    });
+    // The day's portion is there, so that only the hour is asked for at first.
+    let ahead = gateway.take(&claims[..1], |_| OnStoreFailure::Closed).await.expect("room");
+    gateway.settle(ahead, |_, _| Some(0));
+    let policy = |at| if at == 1 { OnStoreFailure::Closed } else { OnStoreFailure::Open };
+    assert_eq!(gateway.take(&claims, policy).await.expect_err("closed"), Refused::Away { claim: 1 });
+    assert_eq!(store.trips.load(Ordering::Relaxed), 1 + u64::from(TRIES));
+    let portions = gateway.take(&claims, |_| OnStoreFailure::Open).await.expect("open: its gateway alone counts it");
+    assert!(!portions.iter().any(Portion::is_counted));
+    assert!(gateway.is_up() && gateway.slow() == 0, "the store answers");
+}
+
 /// The reported use of a counter is that of all gateways, not of this one.
 #[tokio::test]
 async fn what_others_have_used_is_told() {
@@ -429,6 +490,40 @@ async fn what_was_told_and_not_answered_counts_once() {
     }
 }
 
+/// More counters than one report holds: the panic is in the first chunk, which the store has counted.
+#[tokio::test]
+async fn a_report_that_panics_is_made_again_and_counts_once() {
+    let store = Arc::new(Store { panics: AtomicU64::new(1), ..Store::default() });
+    let gateway = Arc::new(begun(&store, "a"));
+    let limit = Arc::<str>::from("l");
+    let subjects: Vec<String> = (0..2 * REPORTS).map(|number| format!("k{number}")).collect();
+    let day = measure(Unit::Tokens, Span::Day, 1000);
+    let claim = |subject, amount| Claim { limit: &limit, subject, measure: day, amount, tag: 0 };
+    for subject in &subjects {
+        let portions = gateway.take(&[claim(subject, 10)], |_| OnStoreFailure::Closed).await.expect("room");
+        gateway.settle(portions, |_, _| Some(7));
+    }
+    let (begun, _begun) = std::sync::mpsc::sync_channel(1);
+    let reports = gateway.clone();
+    let reports = tokio::spawn(async move { reports.report(begun).await });
+    let wait = async |what: &str, is_done: &dyn Fn() -> bool| {
+        let began = Instant::now();
+        while !is_done() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    wait("closed limits refuse", &|| !gateway.is_up()).await;
+    wait("the reports go on", &|| gateway.is_up() && gateway.is_returned()).await;
+    for subject in &subjects {
+        let Want { key: (counter, window), lapses: until, .. } = want(&claim(subject, 0));
+        let ask = Ask { counter, window, sliding: false, max: 1000, want: 0, least: 0, until };
+        let grant = store.inner.take("a", &[ask], false, clock::unix_seconds()).await.expect("asked")[0];
+        assert_eq!((grant.leased, grant.used), (0, 7), "{subject}");
+    }
+    reports.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_away_delays_one_request_and_decides_by_the_limit() {
     let store = Arc::new(Store::default());
@@ -484,6 +579,32 @@ async fn one_look_in_a_while_waits_for_a_store_that_is_away() {
     store.away.store(false, Ordering::Relaxed);
     tokio::time::advance(look::AWAY).await;
     assert_eq!(looked(&gateway).await, (0, 30));
+}
+
+/// What a page of `/status` costs each of its callers while nobody knows yet that the store is silent.
+#[tokio::test(start_paused = true)]
+async fn looks_that_begin_while_one_waits_wait_no_longer_than_it() {
+    let store = Arc::new(Store::default());
+    let crowd = async |gateway: &Shared, starts: [u64; 5]| {
+        let looks = starts.map(|start| async move {
+            tokio::time::sleep(Duration::from_millis(start)).await;
+            looked(gateway).await.0
+        });
+        let [a, b, c, d, e] = looks;
+        let (a, b, c, d, e) = tokio::join!(a, b, c, d, e);
+        [a, b, c, d, e]
+    };
+    let gateway = begun(&store, "a");
+    store.away.store(true, Ordering::Relaxed);
+    assert_eq!(crowd(&gateway, [0, 100, 200, 400, 499]).await, [500, 400, 300, 100, 1]);
+    assert_eq!(looked(&gateway).await, (0, 0), "and then nobody does");
+
+    // A slow store answers the first in time, so that those behind it wait for their own answers.
+    let gateway = begun(&store, "b");
+    store.away.store(false, Ordering::Relaxed);
+    store.late_ms.store(300, Ordering::Relaxed);
+    assert_eq!(crowd(&gateway, [0, 100, 200, 250, 299]).await, [300; 5]);
+    assert!(gateway.looks().away_until.is_none());
 }
 
 /// Windows of a second, in each of which requests are let in while the store is away.

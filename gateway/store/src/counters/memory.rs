@@ -108,6 +108,15 @@ impl Book {
         Ok(())
     }
 
+    fn restore(&mut self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        self.make_place(now)?;
+        for one in kept {
+            let cell = self.cells.entry((one.counter.clone(), one.window)).or_default();
+            cell.spent = cell.spent.max(one.amount.min(AMOUNT_MAX));
+        }
+        Ok(())
+    }
+
     fn settle(&mut self, holder: &str, nth: u64, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
         self.make_place(now)?;
         let last = self.settled.entry(holder.to_owned()).or_default();
@@ -133,6 +142,11 @@ impl Counters for MemoryCounters {
     async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
         check_asks(holder, asks)?;
         self.book.lock().unwrap_or_else(PoisonError::into_inner).take(holder, asks, whole, now)
+    }
+
+    async fn restore(&self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        check_kept("ledger", kept)?;
+        self.book.lock().unwrap_or_else(PoisonError::into_inner).restore(kept, now)
     }
 
     async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
