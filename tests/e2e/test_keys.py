@@ -154,6 +154,42 @@ def test_gateways_on_one_store_share_keys_and_revocations(tmp_path):
         promised(1.0, revoked_after)
 
 
+@pytest.mark.parametrize("issuer", ["command", "admin API"])
+def test_a_store_that_has_lost_its_keys_does_not_open_a_gateway_that_starts(tmp_path, issuer):
+    odd = "the store has no issued key although this gateway has known one"
+    with serving(tmp_path) as gateway:
+        marker = gateway.state / "keys.issued"
+
+        def restart() -> None:
+            gateway.stop()
+            for path in gateway.state.glob("penstock.db*"):
+                path.unlink()
+            gateway.start()
+
+        restart()
+        assert status(gateway, None) == 200 and not marker.exists(), "no key was ever issued"
+        made = keys(gateway, "create") if issuer == "command" else admin(gateway, "keys", "create", "--name", "laptop")
+        assert marker.stat().st_mode & 0o777 == 0o600, "when the key is known, so is that there is one"
+        assert (status(gateway, made.strip()), status(gateway, None)) == (200, 401)
+        gateway.stop()
+        gateway.start()
+        assert status(gateway, made.strip()) == 200 and odd not in gateway.log()
+
+        restart()
+        assert (status(gateway, None), status(gateway, made.strip())) == (401, 401)
+        assert gateway.log().count(odd) == 1 and str(marker) in gateway.log()
+        config = ["--state-dir", str(gateway.state)]
+        checked = subprocess.run(
+            [str(binary()), "check", *config], check=True, capture_output=True, text=True, timeout=60
+        )
+        assert "nobody is served without one: a key was issued" in checked.stdout
+        assert status(gateway, keys(gateway, "create").strip()) == 200, "and it goes on from there"
+
+        marker.unlink()
+        restart()
+        assert status(gateway, None) == 200 and gateway.log().count(odd) == 1, "as on the first day"
+
+
 def test_a_gateway_that_denies_serves_nobody_without_a_key(tmp_path):
     with serving(tmp_path, config='[auth]\nanonymous = "deny"\n') as gateway:
         assert status(gateway, None) == 401 and status(gateway, "none") == 401

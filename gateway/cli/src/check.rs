@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use penstock_auth::Anonymous;
 use penstock_config::{AdapterConfig, DeviceChoice, PoolConfig, Snapshot};
 use penstock_pool::weights_cache::WeightsCache;
 use penstock_proxy::descriptors::{self, Share};
@@ -159,7 +160,13 @@ fn show_server(config: &Snapshot) {
     println!("server");
     println!("  address         {scheme}://{}", config.listen);
     let (keys, issuers) = (config.auth.keys.len(), config.auth.issuers.len());
-    let open = if config.auth_settings().is_open() { "; without one while no key is issued" } else { "" };
+    let settings = config.auth_settings();
+    let open = match (settings.is_open(), settings.is_open_so_far()) {
+        (false, _) => "",
+        (true, false) => "; nobody is served without one: a key was issued",
+        (true, true) if config.auth.anonymous == Anonymous::Allow => "; without one, too",
+        (true, true) => "; without one while no key is issued",
+    };
     println!("  credentials     keys of the config: {keys}; issuers of tokens: {issuers}; issued keys{open}");
     show_connections(config);
     println!("machine");

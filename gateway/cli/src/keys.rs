@@ -277,7 +277,7 @@ fn desk(place: &Place) -> anyhow::Result<Desk> {
     let args = ConfigArgs { config: place.config.clone(), state_dir: place.state_dir.clone(), ..ConfigArgs::default() };
     let config: Snapshot = args.load_beside(&["store", "auth"])?;
     let store = stored::open(&config).context("the store")?;
-    Ok(Desk::new(store, &config.auth_settings()))
+    Ok(Desk::beside(store, &config.auth_settings()))
 }
 
 fn id(text: &str) -> anyhow::Result<KeyId> {

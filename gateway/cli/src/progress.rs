@@ -106,7 +106,7 @@ fn banner(config: &Snapshot, console: Option<&str>) -> String {
         own.chain(config.providers.iter().flat_map(|one| one.models.iter().map(String::as_str))).collect();
     // Providers may be there for what they are found to have, or for routes only.
     let served = if models.is_empty() { "what its providers have".to_owned() } else { models.join(", ") };
-    let key = if config.auth_settings().is_open() { "" } else { " -H \"authorization: Bearer $KEY\"" };
+    let key = if config.auth_settings().is_open_so_far() { "" } else { " -H \"authorization: Bearer $KEY\"" };
     let console = console.map(|place| format!("\n  web console: {place}\n"));
     format!(
         "\npenstock serves {} at {scheme}://{address}/v1\n\n  curl -N {scheme}://{address}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    \
