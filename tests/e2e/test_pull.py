@@ -81,7 +81,10 @@ def test_a_model_is_pulled_and_served_by_its_name(hub, tmp_path):
     assert model["quantization"] == "bf16" and model["context_tokens"] == 8192
     # The second pull fetches no file again.
     before = dict(hub.sent)
+    assert model["revision"] == "main"
     assert "is in the store" in pull(hub, tmp_path, f"{DEMO}@v1").stdout
+    (again,) = listed(hub, tmp_path)["models"]
+    assert again["revision"] == "v1" and again["pulled_at"] >= model["pulled_at"], "it is the last one that was asked for"
     assert {name: sent for name, sent in hub.sent.items() if name} == {
         name: sent for name, sent in before.items() if name
     }

@@ -13,7 +13,8 @@
 //! FOLDER/ORG/REPO/VARIANT@COMMIT/manifest.json     what was fetched: sizes, checksums, revision, hub, time
 //! FOLDER/ORG/REPO/VARIANT@COMMIT/REPO/...          the files, as `--model` takes them
 //! FOLDER/.partial/ORG--REPO--VARIANT@COMMIT/       a pull that has not ended; renamed into its place at its end
-//! FOLDER/.locks/ORG--REPO                          held (flock) by a pull or a removal
+//! FOLDER/.partial/removed-.../                     a model that is being deleted; if that was killed, the next removal goes on
+//! FOLDER/.locks/ORG--REPO                          held (flock) by a pull or a removal; removed-... by who deletes it
 //! ```
 //!
 //! Deliberately absent: loading a model, pickles (no file of that kind is ever fetched), uploads.

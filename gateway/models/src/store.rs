@@ -13,6 +13,8 @@ use crate::name::{ModelName, is_word};
 
 /// Folder of pulls that have not ended.
 const PARTIAL: &str = ".partial";
+/// Begin of the name of a folder there that is being deleted.
+const REMOVED: &str = "removed-";
 /// Folder of locks.
 const LOCKS: &str = ".locks";
 /// Digits of a commit that lists show and names take.
@@ -147,19 +149,21 @@ impl Model {
         self.manifest.files.iter().filter_map(fault).collect()
     }
 
-    /// Returns true if the name says this model: repository, quantization (if it says one) and revision or begin of the commit.
-    fn is(&self, name: &ModelName) -> bool {
-        let Manifest { org, repo, variant, commit, revision, files, .. } = &self.manifest;
+    /// Time at which the model became what the name says: of the last pull that asked for its revision, or of the last one where it says the begin of the
+    /// commit or nothing. `None`: the name says another repository, quantization or revision.
+    fn named_at(&self, name: &ModelName) -> Option<u64> {
+        let Manifest { org, repo, variant, commit, pulled_at, files, .. } = &self.manifest;
         let same = |a: &str, b: &str| a.eq_ignore_ascii_case(b);
         let quant = name
             .quant
             .as_ref()
             .is_none_or(|quant| same(quant, variant) || files.iter().any(|file| says_file(quant, &file.name)));
-        let rev = name
-            .revision
-            .as_ref()
-            .is_none_or(|asked| asked == revision || (asked.len() >= 7 && commit.starts_with(asked)));
-        same(org, &name.org) && same(repo, &name.repo) && quant && rev
+        let is_commit = |asked: &str| asked.len() >= 7 && commit.starts_with(asked);
+        let at = match name.revision.as_deref() {
+            None => Some(*pulled_at),
+            Some(asked) => self.manifest.asked_at(asked).or_else(|| is_commit(asked).then_some(*pulled_at)),
+        };
+        at.filter(|_| same(org, &name.org) && same(repo, &name.repo) && quant)
     }
 }
 
@@ -189,23 +193,27 @@ impl Store {
         names.dedup();
         match names.as_slice() {
             [] => Err(StoreError::Missing { name: name.to_owned(), folder: self.folder.display().to_string() }),
-            // Models of one name are sorted by the time of their pull.
+            // Models of one name are sorted by the time of the pull that gave them the name.
             [_] => Ok(fitting.swap_remove(0)),
             several => Err(StoreError::Several { name: name.to_owned(), names: several.join(", ") }),
         }
     }
 
+    /// Models that a name says, by their whole names, those first that a pull gave the name last.
     fn fitting(&self, name: &str) -> Result<Vec<Model>, StoreError> {
         let found = self.list()?;
-        let fits: Box<dyn Fn(&Model) -> bool> = match ModelName::parse(name) {
-            Ok(name) => Box::new(move |model| model.is(&name)),
+        let fits: Box<dyn Fn(&Model) -> Option<u64>> = match ModelName::parse(name) {
+            Ok(name) => Box::new(move |model| model.named_at(&name)),
             Err(_) => {
                 // `REPO`, `REPO:QUANT`: parsed with an organisation in front, which is then not compared.
                 let Ok(short) = ModelName::parse(&format!("any/{name}")) else { return Ok(Vec::new()) };
-                Box::new(move |model| model.is(&ModelName { org: model.manifest.org.clone(), ..short.clone() }))
+                Box::new(move |model| model.named_at(&ModelName { org: model.manifest.org.clone(), ..short.clone() }))
             }
         };
-        Ok(found.models.into_iter().filter(|model| fits(model)).collect())
+        let mut fitting: Vec<(u64, Model)> =
+            found.models.into_iter().filter_map(|model| Some((fits(&model)?, model))).collect();
+        fitting.sort_by_key(|(at, model)| (model.name(), u64::MAX - at));
+        Ok(fitting.into_iter().map(|(_, model)| model).collect())
     }
 
     /// Everything in the store, by name.
@@ -240,6 +248,7 @@ impl Store {
     /// # Errors
     /// Nothing has the name, several models have it, or one is being pulled.
     pub fn remove(&self, name: &str) -> Result<Removed, StoreError> {
+        self.sweep();
         let models = self.fitting(name)?;
         let mut names: Vec<_> = models.iter().map(Model::name).collect();
         names.dedup();
@@ -279,13 +288,40 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a folder out of the store at once, then deletes it.
+    /// Takes a folder out of the store at once, then deletes it. Its lock is held meanwhile, so that nobody else deletes it, too.
     fn discard(&self, folder: &Path) -> Result<(), StoreError> {
-        let trash = self.folder.join(PARTIAL).join(format!("removed-{}", std::process::id()));
         let failed = |path: &Path| io_error(path.display().to_string());
-        make_dirs(&self.folder.join(PARTIAL))?;
-        fs::rename(folder, &trash).map_err(failed(folder))?;
-        fs::remove_dir_all(&trash).map_err(failed(&trash))
+        let partial = self.folder.join(PARTIAL);
+        make_dirs(&partial)?;
+        // Processes of two containers can have one number.
+        for count in 0_u64.. {
+            let name = format!("{REMOVED}{}-{count}", std::process::id());
+            let trash = partial.join(&name);
+            let Some(_lock) = self.lock_named(&name)? else { continue };
+            if trash.symlink_metadata().is_ok() {
+                continue;
+            }
+            fs::rename(folder, &trash).map_err(failed(folder))?;
+            let done = fs::remove_dir_all(&trash).map_err(failed(&trash));
+            let _ = fs::remove_file(self.folder.join(LOCKS).join(&name));
+            return done;
+        }
+        unreachable!("one of all numbers is free")
+    }
+
+    /// Deletes what removals have left that were killed. What cannot be deleted stays, and keeps nobody from removing other models.
+    fn sweep(&self) {
+        for trash in entries(&self.folder.join(PARTIAL)).unwrap_or_default() {
+            let Some(name) = trash.file_name().and_then(|name| name.to_str()).filter(|name| name.starts_with(REMOVED))
+            else {
+                continue;
+            };
+            // Whoever has the lock is about to delete it.
+            if let Ok(Some(_lock)) = self.lock_named(name) {
+                let _ = fs::remove_dir_all(&trash);
+                let _ = fs::remove_file(self.folder.join(LOCKS).join(name));
+            }
+        }
     }
 
     /// Folder in which a model is put together.
@@ -307,10 +343,7 @@ impl Store {
     /// Writes the manifest of the whole model in `partial` and renames it into its place.
     pub(crate) fn publish(&self, partial: &Path, place: &Path, manifest: Manifest) -> Result<Model, StoreError> {
         let failed = |path: &Path| io_error(path.display().to_string());
-        let path = partial.join(manifest::FILE);
-        let text = serde_json::to_vec_pretty(&manifest).expect("a manifest of texts and numbers is JSON");
-        let written = File::create(&path).and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
-        written.map_err(failed(&path))?;
+        write_manifest(&partial.join(manifest::FILE), &manifest)?;
         let above = place.parent().unwrap_or(&self.folder);
         make_dirs(above)?;
         // The names must be on disk before the place is.
@@ -322,6 +355,22 @@ impl Store {
         Ok(Model { folder: place.to_owned(), manifest })
     }
 
+    /// Notes that a model which is there was asked for once more, under the lock of its repository: it is now the last one that was pulled.
+    pub(crate) fn pulled_again(&self, mut model: Model, revision: &str, now: u64) -> Result<Model, StoreError> {
+        let failed = |path: &Path| io_error(path.display().to_string());
+        let name = model.name();
+        let others =
+            self.list()?.models.into_iter().filter(|other| other.folder != model.folder && other.name() == name);
+        // Pulls within a second, or before a clock was set back, have their order all the same.
+        let last = others.map(|other| other.manifest.pulled_at).max();
+        model.manifest.ask(revision, last.map_or(now, |last| now.max(last.saturating_add(1))));
+        let [place, next] = ["", ".next"].map(|end| model.folder.join(format!("{}{end}", manifest::FILE)));
+        write_manifest(&next, &model.manifest)?;
+        fs::rename(&next, &place).map_err(failed(&place))?;
+        File::open(&model.folder).and_then(|folder| folder.sync_all()).map_err(failed(&model.folder))?;
+        Ok(model)
+    }
+
     /// Lock of a repository without waiting; released when dropped.
     fn lock_now(&self, org: &str, repo: &str) -> Result<File, StoreError> {
         self.lock(org, repo)?.ok_or_else(|| StoreError::Busy(format!("{org}/{repo}")))
@@ -329,9 +378,13 @@ impl Store {
 
     /// Tries to take the lock of a repository; `None`: somebody has it.
     pub(crate) fn lock(&self, org: &str, repo: &str) -> Result<Option<File>, StoreError> {
+        self.lock_named(&format!("{org}--{repo}"))
+    }
+
+    fn lock_named(&self, name: &str) -> Result<Option<File>, StoreError> {
         let folder = self.folder.join(LOCKS);
         make_dirs(&folder)?;
-        let path = folder.join(format!("{org}--{repo}"));
+        let path = folder.join(name);
         let failed = |error: io::Error| StoreError::Io { what: path.display().to_string(), source: error };
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
@@ -364,6 +417,12 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
 
 fn is_visible(path: &Path) -> bool {
     path.is_dir() && !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
+fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), StoreError> {
+    let text = serde_json::to_vec_pretty(manifest).expect("a manifest of texts and numbers is JSON");
+    let written = File::create(path).and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
+    written.map_err(io_error(path.display().to_string()))
 }
 
 fn read_manifest(folder: &Path) -> Result<Manifest, String> {
@@ -425,6 +484,7 @@ mod tests {
                 variant: variant.to_owned(),
                 commit: commit.clone(),
                 revision: "main".to_owned(),
+                revisions: std::collections::BTreeMap::new(),
                 hub: "http://hub".to_owned(),
                 pulled_at,
                 facts: Facts::default(),
@@ -466,6 +526,52 @@ mod tests {
         assert!(find("a/m@main2").contains("penstock pull"));
         let paths = ["a/m", "a/g:Q4_0"].map(|name| scratch.0.find(name).expect(name).path());
         assert!(paths[0].ends_with("m") && paths[0].is_dir() && paths[1].ends_with("g/m-Q4_0.gguf"), "{paths:?}");
+    }
+
+    #[test]
+    fn the_commit_that_was_asked_for_last_is_the_one_of_the_name() {
+        let scratch = Scratch::new("again");
+        let (old, new) = (scratch.add("a/m", SAFETENSORS, '1', 10), scratch.add("a/m", SAFETENSORS, '2', 20));
+        let find = |name: &str| scratch.0.find(name).map(|model| model.commit()[..1].to_owned()).ok();
+        assert_eq!((find("a/m"), find("a/m@v1")), (Some("2".into()), None));
+        // Within the same second as the other pull.
+        let again = scratch.0.pulled_again(old, "v1", 20).expect("written");
+        assert_eq!((find("a/m"), find("m"), find("a/m@v1")), (Some("1".into()), Some("1".into()), Some("1".into())));
+        assert_eq!(find("a/m@main"), Some("2".into()), "main was the other one when it was asked for last");
+        assert_eq!(scratch.0.list().expect("listed").models[0], again, "what is shown is what is on disk");
+        scratch.0.pulled_again(new, "main", 30).expect("written");
+        assert_eq!((find("a/m"), find("a/m@v1")), (Some("2".into()), Some("1".into())));
+        let mut many = again;
+        for number in 0..100 {
+            many = scratch.0.pulled_again(many, &format!("branch-{number}"), 40 + number).expect("written");
+        }
+        assert_eq!((many.manifest.revisions.len(), find("a/m@branch-99")), (64, Some("1".into())));
+        assert_eq!(find("a/m@branch-0"), None, "the oldest go");
+    }
+
+    #[test]
+    fn a_removal_that_was_killed_keeps_nobody_from_removing() {
+        let scratch = Scratch::new("killed");
+        scratch.add("a/m", "Q8_0", '1', 1);
+        scratch.add("a/m", "Q4_0", '1', 1);
+        let trash = |name: String| {
+            let folder = scratch.0.folder().join(PARTIAL).join(name);
+            make_dirs(&folder.join("m")).expect("a folder");
+            fs::write(folder.join("m/model.gguf"), "hello").expect("written");
+            folder
+        };
+        // Left by a process of this one's number, in the form of this and of earlier versions.
+        let left = [format!("removed-{}", std::process::id()), format!("removed-{}-0", std::process::id())].map(trash);
+        let (other, busy) = (format!("removed-{}-1", std::process::id()), "removed-1-0".to_owned());
+        let locks = [&other, &busy].map(|name| scratch.0.lock_named(name).expect("no error").expect("free"));
+        let (other, busy) = (trash(other), trash(busy));
+        scratch.0.remove("a/m:Q4_0").expect("removed");
+        assert!(left.iter().all(|folder| !folder.exists()), "they are deleted");
+        assert!(other.exists() && busy.exists(), "others are at it");
+        drop(locks);
+        scratch.0.remove("a/m:Q8_0").expect("removed");
+        let left = |folder: &str| fs::read_dir(scratch.0.folder().join(folder)).expect("a folder").count();
+        assert_eq!((left(PARTIAL), left(LOCKS)), (0, 1), "nothing but the repository's lock stays");
     }
 
     #[test]

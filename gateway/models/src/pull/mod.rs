@@ -12,6 +12,7 @@ mod error;
 mod fetch;
 mod partial;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -169,6 +170,8 @@ async fn from(request: &Request, asker: Asker, progress: &Arc<Progress>) -> Resu
         if !is_same(&model.manifest.files, &choice) {
             return Err(PullError::Other { name: model.name(), commit: listing.commit, endpoint: asker.endpoint() });
         }
+        // It is the model of its name and revision from now on, as if it had just been fetched.
+        let model = store.pulled_again(model, name.revision(), clock::unix_seconds())?;
         return Ok(Pulled { model, was_there: true });
     }
     let partial = store.partial(name, &choice.variant, &listing.commit);
@@ -182,6 +185,7 @@ async fn from(request: &Request, asker: Asker, progress: &Arc<Progress>) -> Resu
         repo: name.repo.clone(),
         commit: listing.commit,
         revision: name.revision().to_owned(),
+        revisions: BTreeMap::new(),
         hub: asker.endpoint(),
         pulled_at: clock::unix_seconds(),
         facts: facts_of(&files, &choice),
