@@ -80,6 +80,10 @@ fn split_name(path: &Path) -> Option<(String, u64, u64)> {
 fn read(path: &Path) -> Result<(header::Header, Part), GgufError> {
     let shown = path.display().to_string();
     let os = |error: std::io::Error| GgufError::new(&shown, format!("cannot be opened: {error}"));
+    // Looked at before it is opened: opening a pipe would wait for its writer.
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        return Err(GgufError::new(&shown, "is not a regular file"));
+    }
     let file = File::open(path).map_err(os)?;
     let size = file.metadata().map_err(os)?.len();
     let header = header::read(&shown, &mut BufReader::with_capacity(1 << 20, file), size)?;

@@ -4,7 +4,8 @@
 //! u64 keys; then each key (text, u32 type, value) and each tensor (name, u32 dimensions, u64 each, u32 type, u64 offset); then the
 //! data, from the next multiple of `general.alignment` on. A text is a u64 length and bytes; a list is a u32 type, a u64 count and values.
 //!
-//! Nothing is allocated by a number in the file: lists grow as their values arrive, and all of the header has a bound.
+//! Nothing is allocated by a number in the file: lists grow as their values arrive, and all of the header has a bound, as has the memory of all values, which
+//! can be eight times what the file has (a list of bytes, or of empty texts).
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -14,6 +15,10 @@ use crate::{GgufError, Tensor, Value};
 
 /// Largest header; that of a vocabulary of 262 thousand tokens with merges takes 20 MB.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
+/// Most memory of all values; a vocabulary of 262 thousand tokens with merges takes 50 MB.
+const VALUES_BYTES_MAX: usize = 256 << 20;
+/// Memory that an allocator takes for a text at least, and beside each.
+const TEXT_BYTES_MIN: usize = 32;
 /// Most keys; real files have fewer than a hundred.
 const KEYS_MAX: u64 = 4096;
 /// Most tensors of one file, far above any model.
@@ -41,11 +46,18 @@ struct Reader<'a> {
     /// First byte that does not belong to the header any more: the end of the file, or the bound.
     end: u64,
     size: u64,
+    /// Memory that the values may take yet.
+    room: usize,
 }
 
 /// Reads the header of a file of `size` bytes.
 pub(crate) fn read(shown: &str, bytes: &mut dyn Read, size: u64) -> Result<Header, GgufError> {
-    let mut reader = Reader { shown, bytes, at: 0, end: size.min(HEADER_BYTES_MAX), size };
+    read_within(VALUES_BYTES_MAX, shown, bytes, size)
+}
+
+/// Reads a header whose values take at most `room` bytes of memory.
+fn read_within(room: usize, shown: &str, bytes: &mut dyn Read, size: u64) -> Result<Header, GgufError> {
+    let mut reader = Reader { shown, bytes, at: 0, end: size.min(HEADER_BYTES_MAX), size, room };
     let (tensors, keys) = reader.start()?;
     let mut metadata = HashMap::new();
     for _ in 0..keys {
@@ -191,9 +203,26 @@ impl Reader<'_> {
         }))
     }
 
+    /// Takes the memory of a value of `key` from what the values may take.
+    fn charge(&mut self, key: &str, bytes: usize) -> Result<(), GgufError> {
+        let Some(room) = self.room.checked_sub(bytes) else {
+            let reason = "needs more memory than all values may take together";
+            return Err(GgufError::field(self.shown, key, reason).help("the file is damaged: fetch it again"));
+        };
+        self.room = room;
+        Ok(())
+    }
+
+    /// Reads a text that is the value of `key` or in a list of it.
+    fn value_text(&mut self, key: &str) -> Result<String, GgufError> {
+        let text = self.text(key, HEADER_BYTES_MAX)?;
+        self.charge(key, size_of::<String>() + TEXT_BYTES_MIN + text.len())?;
+        Ok(text)
+    }
+
     fn value(&mut self, key: &str, kind: u32) -> Result<Value, GgufError> {
         match kind {
-            8 => Ok(Value::Text(self.text(key, HEADER_BYTES_MAX)?)),
+            8 => Ok(Value::Text(self.value_text(key)?)),
             9 => self.list(key, 0),
             _ => {
                 let value = self.scalar(key, kind)?;
@@ -210,19 +239,23 @@ impl Reader<'_> {
         }
         match kind {
             8 => {
-                let texts = (0..count).map(|_| self.text(key, HEADER_BYTES_MAX));
+                let texts = (0..count).map(|_| self.value_text(key));
                 Ok(Value::Texts(texts.collect::<Result<_, _>>()?))
             }
             9 if depth >= 4 => refused("is a list of lists, too deep".into()),
             9 => {
                 for _ in 0..count {
+                    let room = self.room;
                     self.list(key, depth + 1)?;
+                    // It is not kept.
+                    self.room = room;
                 }
                 Ok(Value::Nested)
             }
             6 | 12 => {
                 let mut floats = Vec::new();
                 for _ in 0..count {
+                    self.charge(key, size_of::<f32>())?;
                     if let Some(Value::Float(float)) = self.scalar(key, kind)? {
                         floats.push(float as f32);
                     }
@@ -232,6 +265,7 @@ impl Reader<'_> {
             0..=5 | 7 | 10 | 11 => {
                 let mut integers = Vec::new();
                 for _ in 0..count {
+                    self.charge(key, size_of::<i64>())?;
                     integers.push(match self.scalar(key, kind)? {
                         Some(Value::Integer(number)) => i64::try_from(number).unwrap_or(i64::MAX),
                         Some(Value::Bool(flag)) => i64::from(flag),
@@ -263,6 +297,30 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_of_all_values_has_a_bound() {
+        // Lists of bytes, of truth values and of empty texts take eight times, and seven times, what they are in the file.
+        for (kind, size) in [(0_u32, 1), (7, 1), (8, 8)] {
+            let count = 1000;
+            let file = |lists: u64| {
+                let mut bytes = [*b"GGUF", 3_u32.to_le_bytes()].concat();
+                bytes.extend([0, lists].map(u64::to_le_bytes).concat());
+                for number in 0..lists {
+                    bytes.extend(1_u64.to_le_bytes());
+                    bytes.push(b'a' + number as u8);
+                    bytes.extend([9, kind].map(u32::to_le_bytes).concat());
+                    bytes.extend((count as u64).to_le_bytes());
+                    bytes.resize(bytes.len() + count * size, 0);
+                }
+                bytes
+            };
+            let read = |bytes: Vec<u8>| read_within(60_000, "m.gguf", &mut &bytes[..], bytes.len() as u64);
+            assert!(read(file(1)).is_ok(), "{kind}");
+            let error = read(file(8)).err().expect("refused").to_string();
+            assert!(error.contains("needs more memory than all values may take together"), "{kind}: {error}");
+        }
+    }
 
     #[test]
     fn a_bad_truth_value_is_refused_by_its_key() {
