@@ -126,7 +126,9 @@ fn live(
     let built = build(&mut |loading| drop(phase.send_replace(Phase::Loading(loading))));
     let built = built.and_then(|(mut engine, info)| {
         let tiers = Tiers::open(&wiring.tiers, &mut engine, &info, &wiring.tell())?;
-        let compiler = engine.grammars().map(|grammars| Compiler::start(Arc::clone(grammars), wiring.compiled()));
+        let waiting_max = engine.waiting_max();
+        let start = |grammars| Compiler::start(Arc::clone(grammars), waiting_max, wiring.compiled());
+        let compiler = engine.grammars().map(start);
         Ok((engine, info, tiers, compiler.transpose()?))
     });
     match built {

@@ -3,7 +3,8 @@
 //! The bytes of the tokens are read beside the weights: they name the grammars, which a worker announces when it is ready. The index that masks need is
 //! made after that, by the thread. A request whose grammar is not known yet waits for the thread, while
 //! others run; the thread fills the cache that the engine reads, refusals included. Requests of one grammar wait for one
-//! job, and a job is left out once nobody waits for it.
+//! job, and a job is left out once nobody waits for it. Jobs are done in the order of the requests, by priority and turn: a
+//! tenant with many costly grammars delays the others by the one that is being compiled.
 
 use crate::chain;
 use crate::config::WorkerError;
@@ -11,17 +12,10 @@ use penstock_grammar::{CacheSizes, Grammars, Source, TokenText, Vocabulary};
 use penstock_proto::frames::{Cancel, ChoiceStart, Finish, FinishReason, Generate, Output, Window};
 use penstock_proto::{ErrorKind, WorkId};
 use penstock_vocabulary::TokenBytes;
-use std::collections::HashMap;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Weak};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tracing::{info, warn};
-
-/// Most grammars that wait to be compiled; further requests are refused as overloaded.
-const JOBS_MAX: usize = 64;
-
-/// Most requests that wait for their grammar, as many as the engine lets wait for a place.
-const WAITING_MAX: usize = 256;
 
 /// Most windows and cancellations that a request collects while its grammar is compiled. Nothing was sent that could use
 /// a window up, so few come.
@@ -68,36 +62,89 @@ pub(crate) enum Admitted {
     Refused(Vec<Output>),
 }
 
-/// Order to the thread: one source to compile.
-struct Order {
-    job: WorkId,
-    source: Source,
-    /// Nothing is left of it once no request waits.
-    wanted: Weak<()>,
-}
+/// Place of a request in the order of work, by priority, turn and number: lower goes first.
+type Place = (i32, i64, WorkId);
 
-/// A source that is being compiled or waits for that, and the requests that wait for it, in their order.
+/// A source that is being compiled or waits for that, and the requests that wait for it, as they came.
 struct Job {
     id: WorkId,
     source: Source,
-    requests: Vec<WorkId>,
-    /// Dropped with the job, which tells the thread to leave it out.
-    _wanted: Arc<()>,
+    requests: Vec<Place>,
+}
+
+impl Job {
+    /// Place of the job: that of its first request in the order of work.
+    fn place(&self) -> Option<Place> {
+        self.requests.iter().min().copied()
+    }
+}
+
+/// Jobs that the thread has not begun. Their number is bounded by that of the requests that wait.
+#[derive(Default)]
+struct Orders {
+    waiting: BTreeMap<Place, (WorkId, Source)>,
+    is_over: bool,
+}
+
+/// Queue between the engine's thread and the one that compiles.
+#[derive(Default)]
+struct Queue {
+    orders: Mutex<Orders>,
+    changed: Condvar,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, place: Place, job: WorkId, source: Source) {
+        self.lock().waiting.insert(place, (job, source));
+        self.changed.notify_one();
+    }
+
+    /// Moves a job to another place, or takes it out. Without effect on one that the thread has begun.
+    fn change(&self, from: Place, to: Option<Place>) {
+        let mut orders = self.lock();
+        if let (Some(order), Some(to)) = (orders.waiting.remove(&from), to) {
+            orders.waiting.insert(to, order);
+        }
+    }
+
+    /// Waits for the first job; `None`: no more will come.
+    fn next(&self) -> Option<(WorkId, Source)> {
+        let is_idle = |orders: &mut Orders| orders.waiting.is_empty() && !orders.is_over;
+        let mut orders = self.changed.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
+        orders.waiting.pop_first().map(|(_, order)| order).filter(|_| !orders.is_over)
+    }
+
+    fn end(&self) {
+        self.lock().is_over = true;
+        self.changed.notify_one();
+    }
 }
 
 /// The thread that compiles, and the requests that wait for it, by their numbers. The thread ends with this value.
 pub(crate) struct Compiler {
     grammars: Arc<Grammars>,
-    orders: SyncSender<Order>,
+    queue: Arc<Queue>,
     jobs: Vec<Job>,
     waiting: HashMap<WorkId, Compiling>,
+    /// Most choices that wait for their grammar; requests beyond them are refused as overloaded.
+    waiting_max: usize,
+}
+
+impl Drop for Compiler {
+    fn drop(&mut self) {
+        self.queue.end();
+    }
 }
 
 impl Compiler {
-    /// Starts the thread.
-    pub(crate) fn start(grammars: Arc<Grammars>, done: Done) -> Result<Self, WorkerError> {
-        let (orders, inbox) = sync_channel::<Order>(JOBS_MAX);
-        let known = Arc::clone(&grammars);
+    /// Starts the thread. `waiting_max`: most choices that wait for their grammar, as many as the engine lets wait for a place.
+    pub(crate) fn start(grammars: Arc<Grammars>, waiting_max: usize, done: Done) -> Result<Self, WorkerError> {
+        let queue = Arc::new(Queue::default());
+        let (known, inbox) = (Arc::clone(&grammars), Arc::clone(&queue));
         let work = move || {
             let began = Instant::now();
             match known.vocabulary().index() {
@@ -107,10 +154,7 @@ impl Compiler {
                     "the vocabulary cannot be indexed: requests that have a grammar are refused"
                 ),
             }
-            for Order { job, source, wanted } in inbox {
-                if wanted.strong_count() == 0 {
-                    continue;
-                }
+            while let Some((job, source)) = inbox.next() {
                 // The outcome, good or bad, is in the cache now; it is held until the engine has been told.
                 let outcome = known.get(&source);
                 let is_heard = done(job);
@@ -124,7 +168,7 @@ impl Compiler {
             .name("penstock-compile".into())
             .spawn(work)
             .map_err(|source| WorkerError::Os { what: "starting the thread of grammars".into(), source })?;
-        Ok(Self { grammars, orders, jobs: Vec::new(), waiting: HashMap::new() })
+        Ok(Self { grammars, queue, jobs: Vec::new(), waiting: HashMap::new(), waiting_max })
     }
 
     /// Takes a request whose grammar is not known; any other is given back at once.
@@ -134,40 +178,48 @@ impl Compiler {
             return Admitted::Known(Box::new(generate));
         };
         let id = WorkId(generate.request);
-        if self.waiting.len() >= WAITING_MAX || !self.order(id, source) {
+        if self.waiting_choices() as usize + generate.choices.len() > self.waiting_max {
             return Admitted::Refused(refusal(&generate));
         }
+        self.order((generate.priority, generate.turn, id), source);
         self.waiting.insert(id, Compiling { generate, later: Vec::new() });
         Admitted::Waits
     }
 
-    /// Has a source compiled for a request, once for all that wait for it; false if too many sources wait.
-    fn order(&mut self, id: WorkId, source: Source) -> bool {
-        if let Some(job) = self.jobs.iter_mut().find(|job| job.source == source) {
-            job.requests.push(id);
-            return true;
+    /// Has a source compiled for a request, once for all that wait for it.
+    fn order(&mut self, place: Place, source: Source) {
+        match self.jobs.iter_mut().find(|job| job.source == source) {
+            Some(job) => {
+                let before = job.place().filter(|before| place < *before);
+                job.requests.push(place);
+                before.into_iter().for_each(|before| self.queue.change(before, Some(place)));
+            }
+            None => {
+                let id = place.2;
+                self.queue.add(place, id, source.clone());
+                self.jobs.push(Job { id, source, requests: vec![place] });
+            }
         }
-        let wanted = Arc::new(());
-        let order = Order { job: id, source: source.clone(), wanted: Arc::downgrade(&wanted) };
-        let is_taken = self.orders.try_send(order).is_ok();
-        if is_taken {
-            self.jobs.push(Job { id, source, requests: vec![id], _wanted: wanted });
-        }
-        is_taken
     }
 
     /// Hands the requests over whose job has ended, in their order.
     pub(crate) fn compiled(&mut self, job: WorkId) -> Vec<Compiling> {
         let Some(at) = self.jobs.iter().position(|known| known.id == job) else { return Vec::new() };
         let requests = self.jobs.remove(at).requests;
-        requests.iter().filter_map(|id| self.waiting.remove(id)).collect()
+        requests.iter().filter_map(|(_, _, id)| self.waiting.remove(id)).collect()
     }
 
     /// Takes out a request that waits no longer.
     pub(crate) fn take(&mut self, id: WorkId) -> Option<Compiling> {
         let taken = self.waiting.remove(&id)?;
-        self.jobs.iter_mut().for_each(|job| job.requests.retain(|request| *request != id));
-        self.jobs.retain(|job| !job.requests.is_empty());
+        let queue = &self.queue;
+        self.jobs.retain_mut(|job| {
+            let before = job.place();
+            job.requests.retain(|(_, _, request)| *request != id);
+            let after = job.place();
+            before.filter(|_| before != after).into_iter().for_each(|before| queue.change(before, after));
+            after.is_some()
+        });
         Some(taken)
     }
 
@@ -185,7 +237,7 @@ impl Compiler {
 
 /// Outputs that end each choice of a request.
 fn refusal(generate: &Generate) -> Vec<Output> {
-    let message = "too many grammars wait to be compiled".to_owned();
+    let message = "too many requests wait for their grammars".to_owned();
     let (reason, error_kind) = (FinishReason::Failed as i32, ErrorKind::Overloaded as i32);
     let finish = Some(Finish { reason, error_kind, message, stop_token: None });
     let refuse = |choice: &ChoiceStart| Output {
@@ -202,7 +254,7 @@ fn refusal(generate: &Generate) -> Vec<Output> {
 mod tests {
     use super::*;
     use penstock_proto::frames::{Guide, GuideKind};
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     const DEMO: &[u8] = include_bytes!("../../../models/penstock-demo/tokenizer.json");
 
@@ -221,7 +273,7 @@ mod tests {
         let grammars = load(DEMO, &[], 4096).expect("the demo vocabulary");
         let (told, inbox) = channel();
         let done = Box::new(move |id: WorkId| told.send(id).is_ok());
-        let mut compiler = Compiler::start(Arc::clone(&grammars), done).expect("started");
+        let mut compiler = Compiler::start(Arc::clone(&grammars), 256, done).expect("started");
         assert!(matches!(compiler.admit(Generate::default()), Admitted::Known(_)), "no grammar");
         assert!(matches!(compiler.admit(request(1, "a+")), Admitted::Waits));
         assert!(matches!(compiler.admit(request(2, "(")), Admitted::Waits));
@@ -240,25 +292,54 @@ mod tests {
         assert!(matches!(compiler.admit(request(3, "a+")), Admitted::Known(_)), "known now");
     }
 
-    #[test]
-    fn a_source_is_compiled_once_for_all_that_wait_and_not_for_those_that_left() {
+    /// A compiler whose thread tells the number of each job and then waits until the test lets it go on.
+    fn one_by_one(waiting_max: usize) -> (Compiler, Receiver<WorkId>, Sender<()>) {
         let grammars = load(DEMO, &[], 4096).expect("the demo vocabulary");
         let (told, inbox) = channel();
         let (go_on, held) = channel::<()>();
-        let held = std::sync::Mutex::new(held);
-        // The thread waits behind each job until the test lets it go on.
+        let held = Mutex::new(held);
         let done = move |id: WorkId| told.send(id).is_ok() && held.lock().is_ok_and(|held| held.recv().is_ok());
-        let mut compiler = Compiler::start(grammars, Box::new(done)).expect("started");
+        (Compiler::start(grammars, waiting_max, Box::new(done)).expect("started"), inbox, go_on)
+    }
+
+    #[test]
+    fn sources_are_compiled_in_the_order_of_their_requests() {
+        let (mut compiler, inbox, go_on) = one_by_one(256);
+        let mut waits = |number, text: &str, priority, turn| {
+            let asked = Generate { priority, turn, ..request(number, text) };
+            assert!(matches!(compiler.admit(asked), Admitted::Waits), "{number}");
+        };
+        waits(1, "begun", 0, 0);
+        assert_eq!(inbox.recv(), Ok(WorkId(1)));
+        // A tenant with many sources, each a turn later; then others.
+        (0..100).for_each(|n| waits(100 + n, &format!("heavy{n}"), 0, 10 + 10 * n as i64));
+        waits(300, "late", 5, 0);
+        waits(301, "light", 0, 15);
+        waits(302, "urgent", -1, 9999);
+        waits(303, "heavy99", 0, 12);
+        waits(304, "goes on", 0, i64::MIN);
+        waits(305, "heavy98", 0, 11);
+        assert!(compiler.take(WorkId(305)).is_some(), "who leaves takes the place along");
+        for expected in [302, 304, 100, 199, 301, 101, 102] {
+            go_on.send(()).expect("the thread lives");
+            assert_eq!(inbox.recv(), Ok(WorkId(expected)));
+        }
+        assert_eq!(numbers(&compiler.compiled(WorkId(199))), [199, 303], "one source, two requests");
+    }
+
+    #[test]
+    fn a_source_is_compiled_once_for_all_that_wait_and_not_for_those_that_left() {
+        let (mut compiler, inbox, go_on) = one_by_one(600);
         let mut waits = |number, text: &str| matches!(compiler.admit(request(number, text)), Admitted::Waits);
         assert!(waits(1, "first"));
         assert_eq!(inbox.recv(), Ok(WorkId(1)));
         assert!((100..200).all(|number| waits(number, "many")), "one source takes one place");
-        let one_by_one = (200..300).take_while(|number| waits(*number, &format!("own{number}"))).count();
-        assert_eq!(one_by_one, JOBS_MAX - 1, "each of these has a source of its own");
-        for number in (101..200).chain(200..262) {
+        let own = (200..500).take_while(|number| waits(*number, &format!("own{number}"))).count();
+        assert_eq!(own, 199, "each of these has a source of its own; all have two choices");
+        for number in (101..200).chain(200..398) {
             assert!(compiler.take(WorkId(number)).is_some());
         }
-        for expected in [100, 262] {
+        for expected in [100, 398] {
             go_on.send(()).expect("the thread lives");
             assert_eq!(inbox.recv(), Ok(WorkId(expected)), "nobody waits for those between");
             assert_eq!(numbers(&compiler.compiled(WorkId(expected))), [expected]);

@@ -37,6 +37,8 @@ pub(super) struct Request {
     came: Instant,
     /// True if the request was bound before and lost its worker, so that it resumes rather than starts.
     interrupted: bool,
+    /// Instant since which workers without room have turned the request away; `None` once there is new output.
+    turned_away: Option<Instant>,
     /// Worker that loads blocks for the request while the request waits.
     pub(super) ahead: Option<WorkerId>,
     /// Instant of the binding and the TTFT predicted then; taken at the first output.
@@ -101,6 +103,8 @@ pub(super) enum Taken {
     },
     /// The worker could not run the request; another one may.
     Elsewhere,
+    /// The worker had no room for the request, which has begun: no loss, however often.
+    Full,
 }
 
 /// Times of the first output after a binding.
@@ -134,6 +138,7 @@ impl Request {
             place: Place::Waiting(now),
             came: now,
             interrupted: false,
+            turned_away: None,
             ahead: None,
             bound_at: None,
             record: None,
@@ -227,6 +232,7 @@ impl Request {
         match self.truth.accept(output, numerics_id).map_err(|violation| violation.0)? {
             Accepted::Nothing { dropped } => Ok(Taken::Dropped(dropped)),
             Accepted::Elsewhere => Ok(Taken::Elsewhere),
+            Accepted::Full => Ok(Taken::Full),
             Accepted::Deliver(output) => Ok(self.deliver(output, now)),
         }
     }
@@ -248,6 +254,7 @@ impl Request {
                 self.slot.leave(PoolEvent::Gap { why, time: now.saturating_duration_since(since) });
             }
             self.spoke = Some(now);
+            self.turned_away = None;
         }
         self.slot.push(PoolEvent::Output(output));
         Taken::Delivered { tokens, cached_tokens, first }
@@ -263,6 +270,14 @@ impl Request {
             false if self.truth.is_suspect() => Fate::Suspect,
             false => Fate::Tired,
         }
+    }
+
+    /// Returns to the queue after its worker had no room for it. Its wait counts from the first time on.
+    pub(super) fn turn_away(&mut self, now: Instant) {
+        self.place = Place::Waiting(*self.turned_away.get_or_insert(now));
+        self.interrupted = true;
+        self.gap = self.gap.or_else(|| self.spoke.map(|since| (Gap::Lost, since)));
+        self.truth.leave();
     }
 
     /// Goes on at another worker while the first one lives; it is not moved again before `rests_until`.
@@ -419,6 +434,37 @@ pub(super) mod tests {
         };
         let passed_on = Output { finish: Some(finish), ..output(0, 0, &[]) };
         assert_eq!(accept(&mut request, HERE, passed_on, now), Ok(Taken::Elsewhere));
+    }
+
+    #[test]
+    fn a_worker_without_room_is_no_loss_but_costs_the_wait_for_a_place() {
+        let now = Instant::now();
+        let mut request = request(1, now);
+        request.bind(binding(HERE), now);
+        accept(&mut request, HERE, output(0, 0, &[5]), now).expect("taken");
+        assert_eq!(request.lose(Some(Epoch(1)), now), Fate::Waits);
+        let finish = Finish {
+            reason: FinishReason::Failed as i32,
+            error_kind: penstock_proto::ErrorKind::Overloaded as i32,
+            ..Finish::default()
+        };
+        let patience = patience();
+        let tick = patience.queue / 100;
+        for attempt in 1..=100 {
+            let at = now + tick * attempt;
+            assert!(request.late(&patience, false, at).is_none(), "{attempt}");
+            request.bind(binding(HERE), at);
+            let full = Output { finish: Some(finish.clone()), ..output(attempt, 1, &[]) };
+            assert_eq!(accept(&mut request, HERE, full, at), Ok(Taken::Full));
+            request.turn_away(at);
+            assert_eq!((request.worker(), request.is_interrupted()), (None, true));
+        }
+        let late = now + tick + patience.queue;
+        assert_eq!(request.late(&patience, false, late), Some(Late::Queue), "no worker had room for all that time");
+        request.bind(binding(HERE), late);
+        accept(&mut request, HERE, output(101, 1, &[6]), late).expect("taken");
+        assert_eq!(request.lose(None, late), Fate::Waits, "the second loss, not the hundredth");
+        assert!(request.late(&patience, false, late + tick).is_none());
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Requests {
                 self.counts.cached_tokens_told += u64::from(cached_tokens);
                 first.into_iter().for_each(|first| self.counts.first_token(first.took, first.predicted));
             }
-            Taken::Elsewhere => {}
+            Taken::Elsewhere | Taken::Full => {}
         }
         Ok(Some(taken))
     }
@@ -126,6 +126,11 @@ impl Requests {
     /// Takes a request from the worker that it was bound to; `None`: the request is over.
     pub(super) fn lose(&mut self, request: RequestId, died: Option<Epoch>, now: Instant) -> Option<Fate> {
         Some(self.open.get_mut(&request)?.lose(died, now))
+    }
+
+    /// Takes a request from a worker that has no room for it; false: the request is over.
+    pub(super) fn turn_away(&mut self, request: RequestId, now: Instant) -> bool {
+        self.open.get_mut(&request).map(|request| request.turn_away(now)).is_some()
     }
 
     /// Requests that have missed a deadline. `nobody`: no worker serves.

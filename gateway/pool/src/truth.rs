@@ -41,6 +41,8 @@ pub(super) enum Accepted {
     },
     /// The worker could not run the request; another one, or the same one later, may.
     Elsewhere,
+    /// The worker had no room for a request that has begun; another one, or the same one later, has.
+    Full,
 }
 
 /// State of one request that outlives its workers; see the module header.
@@ -163,8 +165,10 @@ impl Truth {
         {
             let kind = ErrorKind::from_wire(finish.error_kind);
             // A stream that has begun was admitted, and is not refused for want of room.
-            let is_full = kind == ErrorKind::Overloaded && goes_on;
-            if is_full || matches!(kind, ErrorKind::Draining | ErrorKind::WorkerFailed) {
+            if kind == ErrorKind::Overloaded && goes_on {
+                return Ok(Accepted::Full);
+            }
+            if matches!(kind, ErrorKind::Draining | ErrorKind::WorkerFailed) {
                 return Ok(Accepted::Elsewhere);
             }
         }
@@ -239,7 +243,7 @@ impl Truth {
         self.deaths.len() < DEATHS_MAX && self.losses < ATTEMPTS_MAX
     }
 
-    /// Leaves a worker that lives for another one: later output of the old worker is dropped.
+    /// Leaves a worker that lives, for another one or because it has no room: later output of the old worker is dropped.
     pub(super) fn leave(&mut self) {
         self.attempt += 1;
         if std::mem::take(&mut self.advanced) {
@@ -465,7 +469,7 @@ mod tests {
                 delivered(&mut truth, output(0, 0, 0, &[7]));
             }
             let full = truth.accept(failed(ErrorKind::Overloaded), &numerics());
-            assert_eq!(full == Ok(Accepted::Elsewhere), has_begun, "{full:?}");
+            assert_eq!(full == Ok(Accepted::Full), has_begun, "{full:?}");
         }
     }
 

@@ -16,6 +16,11 @@ use penstock_proto::{BlockHash, ErrorKind, WorkId};
 use std::sync::Arc;
 
 impl Engine {
+    /// Most sequences that wait for their first step; a request beyond them is refused as overloaded.
+    pub fn waiting_max(&self) -> usize {
+        self.waiting_max
+    }
+
     /// Takes a request, or refuses it: then the next step carries a `Failed` finish for each of its choices.
     ///
     /// A request that is already open is continued if `attempt` is higher (its pages are freed) and ignored otherwise.

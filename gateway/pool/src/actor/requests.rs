@@ -124,11 +124,11 @@ impl Actor {
         }
     }
 
-    /// Hands one output to its ticket, unless it is a repeat.
+    /// Hands one output to its ticket, unless it is a repeat. True if the worker had no room for the request.
     ///
     /// # Errors
     /// A breach of the contract by the worker, in words.
-    pub(super) fn output(&mut self, worker: WorkerId, output: Output) -> Result<(), &'static str> {
+    pub(super) fn output(&mut self, worker: WorkerId, output: Output) -> Result<bool, &'static str> {
         let (request, choice, ended) = (RequestId(output.request), output.choice, output.finish.is_some());
         let vocab_size = self.model.vocab_size();
         let numerics_id = &self.members[worker].numerics_id;
@@ -147,13 +147,24 @@ impl Actor {
                 self.send_cancel(worker, request);
                 self.members[worker].bound.remove(&request);
                 self.interrupt(request, None);
-                return Ok(());
+                return Ok(false);
+            }
+            Some(Taken::Full) => {
+                tracing::debug!(%request, choice, "worker has no room for a request that has begun");
+                self.send_cancel(worker, request);
+                self.members[worker].bound.remove(&request);
+                if self.requests.turn_away(request, Instant::now()) {
+                    self.moves.end(request);
+                    self.placement.router.remove(request);
+                    self.wait(request);
+                }
+                return Ok(true);
             }
         }
         if ended && self.requests.is_complete(request) {
             self.end_request(request, End::Finished);
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Requeues a request that lost its worker, or fails it after the second worker that died of it or after too many losses.

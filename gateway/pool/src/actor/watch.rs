@@ -7,7 +7,7 @@ use super::super::session::{Link, Loss};
 use super::super::steering::Steering;
 use super::super::supervisor::{Order, Update};
 use super::Actor;
-use penstock_proto::frames::{Notice, NoticeKind, Ready, Step};
+use penstock_proto::frames::{EngineState, Notice, NoticeKind, Ready, Step};
 use penstock_proto::{RequestId, SessionId};
 use penstock_router::{Member as RouterMember, WorkerId};
 use std::time::Instant;
@@ -77,11 +77,20 @@ impl Actor {
             let is_free = member.steering == Steering::Free;
             self.placement.router.suspend(worker, !is_free);
         }
+        let mut is_full = false;
         for output in step.outputs {
-            if let Err(why) = self.output(worker, output) {
-                self.give_up(worker, why);
-                return;
+            match self.output(worker, output) {
+                Ok(full) => is_full |= full,
+                Err(why) => {
+                    self.give_up(worker, why);
+                    return;
+                }
             }
+        }
+        if is_full {
+            // What it reported beside the refusal is no promise: it gets nothing more until it reports again.
+            let state = EngineState { credits: 0, ..self.members[worker].state.clone() };
+            self.placement.router.update(worker, Some(&state), &[], step.accepted);
         }
     }
 
