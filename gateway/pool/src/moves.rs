@@ -5,7 +5,8 @@
 //!                  │ sealed blocks        │ new ones          │
 //! new worker       └──── pull ────────────└─ pull ─           └ generate (with all that was emitted) ─ decode ─ decode
 //! ```
-//! Blocks are pulled until at most [`SETTLED`] of them are missing. Then the request leaves the old worker at a step
+//! Of several choices, which have the blocks of their prompt in common, one is pulled first: the new worker has those blocks
+//! when the others are pulled. Blocks are pulled until at most [`SETTLED`] of them are missing. Then the request leaves the old worker at a step
 //! boundary and goes on at the new one, which computes the rest: at most one block and the open one. The result is
 //! exact, because a token's logits do not depend on the batch they are computed in. Until the change the old worker
 //! decodes undisturbed, so a failed migration leaves the request where it is.
@@ -243,12 +244,15 @@ impl Moves {
             };
             return Next::Abandon { why, rest };
         }
+        // Of choices with a common prompt one goes first: pulled at once, each would bring the prompt again.
+        let is_common = |chain: &[BlockHash]| chain.first() == sealed.first().and_then(|(_, first)| first.first());
+        let goes_first = one.round == 0 && sealed.iter().all(|(_, chain)| is_common(chain));
         one.round += 1;
         let mut frames = Vec::new();
         for (choice, hashes) in sealed {
             let Some(chain) = one.chains.iter_mut().find(|chain| chain.choice == *choice) else { continue };
             chain.had = chain.have;
-            if hashes.len() > chain.have {
+            if hashes.len() > chain.have && (frames.is_empty() || !goes_first) {
                 self.next_pull += 1;
                 let id = PullId(self.next_pull);
                 chain.pull = Some((id, hashes.len()));
@@ -394,6 +398,36 @@ mod tests {
         assert!(moves.succeed(REQUEST).is_some() && moves.is_due && moves.len() == 0);
         let counts = MoveCounts { moved: [1, 0, 0], failed: [0; 3], blocks: 10 };
         assert_eq!((moves.counts, answer.try_recv()), (counts, Ok(Ok(()))));
+    }
+
+    #[test]
+    fn choices_with_one_prompt_bring_it_once() {
+        let now = Instant::now();
+        let hasher = penstock_proto::BlockHasher::for_request(b"", "n");
+        let blocks = |blocks: usize| blocks * penstock_proto::BLOCK_TOKENS;
+        let chain = |choice: u32, output: usize| {
+            let tokens = (0..blocks(20) as u32).chain((0..blocks(output) as u32).map(|token| 5000 * choice + token));
+            (choice, hasher.chain(&tokens.collect::<Vec<_>>()))
+        };
+        let asked = |moves: &mut Moves, sealed: &[(u32, Vec<BlockHash>)]| -> Vec<(u64, usize)> {
+            let Next::Pull { frames, .. } = moves.advance(REQUEST, sealed) else { panic!("no pull") };
+            frames.iter().map(|frame| (frame.id, frame.hashes.len())).collect()
+        };
+        let (mut moves, _answer) = moves(Cause::Leaving, now);
+        let sealed = [chain(1, 3), chain(2, 4), chain(3, 0)];
+        assert_eq!(asked(&mut moves, &sealed), [(1, 23)]);
+        assert_eq!(pulled(&mut moves, 1, 23), Some(REQUEST));
+        let sealed = [chain(1, 3), chain(2, 4), chain(3, 1)];
+        assert_eq!(asked(&mut moves, &sealed), [(2, 24), (3, 21)], "the new worker asks for what it lacks of them");
+        pulled(&mut moves, 2, 24);
+        assert_eq!(moves.advance(REQUEST, &sealed), Next::Wait, "the other one runs");
+        pulled(&mut moves, 3, 21);
+        assert_eq!(moves.advance(REQUEST, &sealed), Next::Change);
+
+        // Prompts of less than a block have none in common.
+        let apart = [3, 7].map(|choice| (choice, hasher.chain(&vec![choice; blocks(8)])));
+        let mut moves = self::moves(Cause::Leaving, now).0;
+        assert_eq!(asked(&mut moves, &apart), [(1, 8), (2, 8)]);
     }
 
     #[test]
