@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use penstock_base::panics::supervised;
 use penstock_store::{Changes, Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
@@ -26,6 +27,8 @@ const ASK: Duration = Duration::from_millis(400);
 const ANSWER: Duration = Duration::from_secs(5);
 /// Pause after the store failed to answer a poll; the directory in memory stays in use meanwhile.
 const AGAIN: Duration = Duration::from_millis(250);
+/// Pause after a panic.
+const ANEW: Duration = Duration::from_secs(1);
 /// Last changes whose marks the store keeps.
 const MARKS: u64 = 10_000;
 /// Keys, or teams and users, that are read from the store per call.
@@ -148,11 +151,14 @@ pub fn start<G: Guarded + 'static>(gateway: &Arc<G>, settings: &AuthSettings<'_>
         runtime.block_on(async {
             let directory = async {
                 match store {
-                    Some(store) => directory(&gateway, store.as_ref(), &ready).await,
+                    Some(store) => {
+                        let follow = || directory(&gateway, store.as_ref(), &ready);
+                        supervised("directory of issued keys", follow, || sleep(ANEW)).await;
+                    }
                     None => drop(ready.try_send(())),
                 }
             };
-            tokio::join!(directory, issuers(&gateway));
+            tokio::join!(directory, supervised("issuers of tokens", || issuers(&gateway), || sleep(ANEW)));
         });
     })?;
     if wait.recv_timeout(FIRST).is_err() {
@@ -248,15 +254,15 @@ async fn read(gateway: &dyn Guarded, store: &dyn Store) -> Result<(), StoreError
 /// changes (a failover to a server that lacked the last ones, a backup): the directory is then read anew and replaced as a
 /// whole, since keys of lost changes would otherwise be good here, and unknown to whoever wants to revoke them.
 async fn read_changes(directory: &ArcSwap<Directory>, store: &dyn Store) -> Result<(), StoreError> {
-    let (known, version) = (directory.load_full(), answered(store.directory_version()).await?);
-    let mark = answered(store.directory_mark(known.version)).await?;
+    let (known, version) = (directory.load_full(), StoreError::in_time(ANSWER, store.directory_version()).await?);
+    let mark = StoreError::in_time(ANSWER, store.directory_mark(known.version)).await?;
     let is_anew = version < known.version || known.mark.is_some() && mark != known.mark;
     if version == known.version && !is_anew {
         return Ok(());
     }
     let mut next = if is_anew { Arc::new(known.anew()) } else { known.clone() };
     loop {
-        let changes = answered(store.directory_since(next.version, PIECE)).await?;
+        let changes = StoreError::in_time(ANSWER, store.directory_since(next.version, PIECE)).await?;
         let more = changes.more;
         next = Arc::new(followed(&next, changes, &known)?);
         if !is_anew || !more {
@@ -298,11 +304,6 @@ fn followed(snapshot: &Directory, changes: Changes, known: &Directory) -> Result
     if changes.version < snapshot.version { Err(StoreError::Busy) } else { Ok(snapshot.with(changes, known)) }
 }
 
-/// Result of a call to the store, with [`StoreError::Busy`] at the deadline.
-async fn answered<T>(asked: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    timeout(ANSWER, asked).await.unwrap_or(Err(StoreError::Busy))
-}
-
 /// Starts a fetch task for the key ring of each issuer in the current config, until the gateway is dropped.
 async fn issuers(gateway: &Weak<dyn Guarded>) {
     let mut tasks = tokio::task::JoinSet::new();
@@ -312,7 +313,9 @@ async fn issuers(gateway: &Weak<dyn Guarded>) {
         for issuer in &identity.issuers {
             let ring = held.guard().ring(issuer);
             if ring.claim() {
-                tasks.spawn(keep(Arc::downgrade(&ring), held.guard().metrics.clone()));
+                let (ring, metrics) = (Arc::downgrade(&ring), held.guard().metrics.clone());
+                let fetch = move || keep(ring.clone(), metrics.clone());
+                tasks.spawn(supervised("signing keys of an issuer", fetch, || sleep(ANEW)));
             }
         }
         drop((identity, held));
