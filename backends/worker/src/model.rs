@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use crate::shelf::{self, Opened, Room, Shelf};
 use crate::weights::{self, Shared};
 use penstock_engine::adapter::Adapter;
-use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
+use penstock_engine::checkpoint::{Checkpoint, ModelConfig, read_file};
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_gguf::Gguf;
@@ -122,6 +122,7 @@ pub(crate) fn load(
 ) -> Result<(Engine, ReadyInfo), WorkerError> {
     progress(Loading { stage: "checking the checkpoint".into(), ..Default::default() });
     let (checkpoint, tokenizer) = open(options.model.as_deref())?;
+    let tokenizer = tokenizer.read()?;
     let adapters = adapters::open(&options.adapters, &checkpoint)?;
     let ordered: Vec<(OrderedAdapter, Opened)> = options
         .ordered_adapters
@@ -134,7 +135,7 @@ pub(crate) fn load(
     // A model of whole texts says nothing that a grammar could mask.
     let has_masks = !checkpoint.config().is_whole();
     let vocabulary = std::thread::spawn(move || {
-        let json = tokenizer.and_then(Tokenizer::into_json);
+        let json = tokenizer.into_json();
         let hash = json.as_deref().map(hash).unwrap_or_default();
         (hash, json.filter(|_| has_masks).and_then(|json| grammars::load(&json, &ends, rows)))
     });
@@ -267,6 +268,9 @@ pub(crate) fn sizes(config: &EngineConfig) -> Limits {
     Limits { rows_max: config.batch_tokens, sampled_max: (config.sequences_max + drafts).max(32) }
 }
 
+/// Largest tokenizer.json, as in the gateway. The largest in public models is 33 MB (Gemma 3).
+const TOKENIZER_BYTES_MAX: usize = 128 << 20;
+
 /// Content of a tokenizer.json: the demo model's lies in the binary.
 type TokenizerJson = Cow<'static, [u8]>;
 
@@ -274,23 +278,39 @@ type TokenizerJson = Cow<'static, [u8]>;
 pub(crate) enum Tokenizer {
     /// Content of a tokenizer.json.
     Json(TokenizerJson),
+    /// Checkpoint folder whose tokenizer.json is yet to be read.
+    Folder(PathBuf),
+    /// No tokenizer.json: token ids alone can be served.
+    None,
     /// Header of the GGUF file, of which a tokenizer.json is yet to be made: some tenths of a second for 150 thousand tokens.
     Gguf(Box<Gguf>),
 }
 
 impl Tokenizer {
-    /// Content of the tokenizer.json. The gateway, which needs the vocabulary for texts, refuses one that cannot be read: token ids can be served without it.
+    /// Reads the tokenizer.json of a folder.
+    ///
+    /// # Errors
+    /// [`WorkerError::Model`]: the file is there, and is too large, no file of the folder, or cannot be read.
+    fn read(self) -> Result<Self, WorkerError> {
+        let Self::Folder(folder) = self else { return Ok(self) };
+        let read = read_file(&folder, "tokenizer.json", TOKENIZER_BYTES_MAX);
+        let bytes = read.map_err(|error| WorkerError::Model(error.to_string()))?;
+        Ok(bytes.map_or(Self::None, |bytes| Self::Json(Cow::Owned(bytes))))
+    }
+
+    /// Content of the tokenizer.json, which has been read. The gateway, which needs the vocabulary for texts, refuses one that cannot be read: token ids can be served without it.
     fn into_json(self) -> Option<TokenizerJson> {
         match self {
             Self::Json(json) => Some(json),
+            Self::Folder(_) | Self::None => None,
             Self::Gguf(gguf) => vocabulary_of(&gguf),
         }
     }
 }
 
-/// Opens the checkpoint at `path` (a folder or a GGUF file; `None`: the demo model), and finds its tokenizer. A checkpoint without one can be
-/// served too, by token ids alone.
-pub(crate) fn open(path: Option<&Path>) -> Result<(Checkpoint, Option<Tokenizer>), WorkerError> {
+/// Opens the checkpoint at `path` (a folder or a GGUF file; `None`: the demo model), and finds its tokenizer, which is not read: a gateway that only checks a
+/// model needs none of it. A checkpoint without one can be served too, by token ids alone.
+pub(crate) fn open(path: Option<&Path>) -> Result<(Checkpoint, Tokenizer), WorkerError> {
     let refused = |error: penstock_engine::checkpoint::CheckpointError| WorkerError::Model(error.to_string());
     let Some(path) = path else {
         let files: [(&str, &'static [u8]); 3] = [
@@ -299,20 +319,15 @@ pub(crate) fn open(path: Option<&Path>) -> Result<(Checkpoint, Option<Tokenizer>
             ("model.safetensors", demo_file!("model.safetensors")),
         ];
         let checkpoint = Checkpoint::from_memory(&files).map_err(refused)?;
-        return Ok((checkpoint, Some(Tokenizer::Json(Cow::Borrowed(demo_file!("tokenizer.json"))))));
+        return Ok((checkpoint, Tokenizer::Json(Cow::Borrowed(demo_file!("tokenizer.json")))));
     };
     if let Some(file) = penstock_gguf::locate(path).map_err(|error| WorkerError::Model(error.to_string()))? {
         let gguf = Gguf::open(&file).map_err(|error| WorkerError::Model(error.to_string()))?;
         let checkpoint = Checkpoint::open_gguf(&gguf).map_err(refused)?;
-        return Ok((checkpoint, Some(Tokenizer::Gguf(Box::new(gguf)))));
+        return Ok((checkpoint, Tokenizer::Gguf(Box::new(gguf))));
     }
     let checkpoint = Checkpoint::open(path).map_err(refused)?;
-    let tokenizer = path.join("tokenizer.json");
-    match std::fs::read(&tokenizer) {
-        Ok(bytes) => Ok((checkpoint, Some(Tokenizer::Json(Cow::Owned(bytes))))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok((checkpoint, None)),
-        Err(source) => Err(WorkerError::Os { what: format!("reading {}", tokenizer.display()), source }),
-    }
+    Ok((checkpoint, Tokenizer::Folder(path.to_owned())))
 }
 
 /// Vocabulary of a GGUF file as a tokenizer.json; `None`, with a warning: the vocabulary cannot be read.
@@ -522,6 +537,28 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_tokenizer_is_read_by_who_needs_it_and_from_the_folder_alone() {
+        let folder = std::env::temp_dir().join(format!("penstock-tokenizer-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
+        for name in ["config.json", "model.safetensors"] {
+            std::fs::copy(demo.join(name), folder.join(name)).expect("copied");
+        }
+        let tokenizer = || open(Some(&folder)).expect("the checkpoint is whole").1;
+        assert!(matches!(tokenizer().read(), Ok(Tokenizer::None)));
+        // Without an end, a text of gigabytes would be in memory before anything is known of it.
+        std::os::unix::fs::symlink("/dev/zero", folder.join("tokenizer.json")).expect("a link");
+        let why = tokenizer().read().err().expect("refused").to_string();
+        assert!(why.contains("tokenizer.json: is a link to /dev/zero"), "{why}");
+        std::fs::remove_file(folder.join("tokenizer.json")).expect("removed");
+        std::fs::File::create(folder.join("tokenizer.json")).expect("a file").set_len(1 << 40).expect("a hole");
+        let why = tokenizer().read().err().expect("refused").to_string();
+        assert!(why.contains("has at most 134217728"), "{why}");
+        std::fs::remove_dir_all(&folder).expect("removed");
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! The text side of a checkpoint: tokenizer, chat template, end tokens, default sampling.
 
-use std::{borrow::Cow, path::Path};
+use std::{
+    borrow::Cow,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer};
@@ -466,16 +471,41 @@ fn check_size(file: &'static str, bytes: u64, limit: u64) -> Result<(), TextErro
     if bytes > limit { Err(TextError::TooLarge { file, bytes, limit }) } else { Ok(()) }
 }
 
+/// Reads a file of the folder `dir`: a regular file of at most `limit` bytes that lies in the folder, or in the blobs of the hub cache that the folder is a
+/// snapshot of. `None`: there is no such file.
 pub(crate) fn read(dir: &Path, file: &'static str, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
+    let bytes = read_named(dir, file, limit)?;
+    bytes.as_ref().map_or(Ok(()), |bytes| check_size(file, bytes.len() as u64, limit))?;
+    Ok(bytes)
+}
+
+/// Reads a file as [`read`] does, and one byte above `limit` of a larger one.
+pub(crate) fn read_named(dir: &Path, file: &str, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     let path = dir.join(file);
-    let unreadable =
-        |error: std::io::Error| TextError::Unreadable { file: path.display().to_string(), reason: error.to_string() };
-    match std::fs::metadata(&path) {
+    let refused = |reason: String| TextError::Unreadable { file: path.display().to_string(), reason };
+    let unreadable = |error: std::io::Error| refused(error.to_string());
+    match path.symlink_metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(unreadable(error)),
-        Ok(metadata) => check_size(file, metadata.len(), limit)?,
+        found => found.map_err(unreadable)?,
+    };
+    let (real, folder) = (path.canonicalize().map_err(unreadable)?, dir.canonicalize().map_err(unreadable)?);
+    if !real.starts_with(&folder) && !hub_blobs(&folder).is_some_and(|blobs| real.starts_with(blobs)) {
+        return Err(refused(format!("is a link to {}, outside of the folder; copy the file into it", real.display())));
     }
-    std::fs::read(&path).map(Some).map_err(unreadable)
+    // Looked at before it is opened: opening a pipe would wait for its writer.
+    if !real.is_file() {
+        return Err(refused("is not a regular file".to_owned()));
+    }
+    let mut bytes = Vec::new();
+    let read = File::open(&real).and_then(|file| file.take(limit.saturating_add(1)).read_to_end(&mut bytes));
+    read.map_err(unreadable)?;
+    Ok(Some(bytes))
+}
+
+/// Blobs folder of a hub cache, which keeps `models--x/snapshots/<revision>/<file>` as links to `models--x/blobs/<hash>`.
+fn hub_blobs(dir: &Path) -> Option<PathBuf> {
+    let snapshots = dir.parent()?;
+    (snapshots.file_name()? == "snapshots").then(|| snapshots.with_file_name("blobs"))
 }
 
 /// Runs the library behind a panic guard. The library relies on parts that a damaged file may lack: a panic refuses

@@ -52,6 +52,15 @@ const MODULES: &str = "modules.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
+/// Reads the file `name` of the checkpoint folder `dir` as a checkpoint's own files are read: a regular file within the folder (or the blobs of its hub cache)
+/// of at most `limit` bytes. `None`: there is no such file.
+///
+/// # Errors
+/// [`CheckpointError`]: the file is larger, no regular file, elsewhere, or cannot be read.
+pub fn read_file(dir: &Path, name: &str, limit: usize) -> Result<Option<Vec<u8>>, CheckpointError> {
+    Ok(Folder::open(dir)?.read(name, limit)?.map(Cow::into_owned))
+}
+
 /// A checked checkpoint: its config, and its tensors in mapped memory.
 #[derive(Debug)]
 pub struct Checkpoint {

@@ -1,14 +1,13 @@
 //! Rules of an embedding model: which states of a text's tokens become its vector, and what is put before the text.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
 
 use super::{CONFIG, Config, Encoder, MASKED, TaskFiles};
 use crate::error::TextError;
-use crate::model::{CONFIG_BYTES_MAX, TextModel};
+use crate::model::{CONFIG_BYTES_MAX, TextModel, read_named};
 
 const MODULES: &str = "modules.json";
 const POOLING: &str = "1_Pooling/config.json";
@@ -257,10 +256,7 @@ fn dense_width(dir: &Path, module: &str) -> Result<u32, TextError> {
     let there = names.iter().find(|name| dir.join(name).is_file());
     let refused = |reason: String| TextError::malformed(MODULES, format!("{}: {reason}", names[0]));
     let Some(name) = there else { return Err(refused("is missing, though the list names its module".into())) };
-    let mut bytes = Vec::new();
-    let read =
-        std::fs::File::open(dir.join(name)).and_then(|file| file.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut bytes));
-    read.map_err(|error| refused(error.to_string()))?;
+    let bytes = read_named(dir, name, CONFIG_BYTES_MAX)?.unwrap_or_default();
     if bytes.len() as u64 > CONFIG_BYTES_MAX {
         return Err(refused(format!("has more than {CONFIG_BYTES_MAX} bytes")));
     }

@@ -193,6 +193,42 @@ fn damaged_files_are_refused_with_their_names() {
     assert!(error.contains("nowhere/tokenizer.json"), "{error}");
 }
 
+#[test]
+fn files_of_a_folder_are_regular_files_within_it() {
+    use std::os::unix::fs::symlink;
+    let scratch = std::env::temp_dir().join(format!("penstock-text-links-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&scratch);
+    let (folder, blobs) = (scratch.join("snapshots/1"), scratch.join("blobs"));
+    [&folder, &blobs].map(|folder| std::fs::create_dir_all(folder).unwrap());
+    let place = folder.join("chat_template.jinja");
+    let refused = |part: &str| {
+        let error = TextModel::from_dir(&folder).expect_err(part).to_string();
+        assert!(error.contains("chat_template.jinja") && error.contains(part), "{part}: {error}");
+        std::fs::remove_file(&place).unwrap();
+    };
+    // As a hub's cache has it, and as Kubernetes mounts files.
+    std::fs::copy(dir().join("tokenizer.json"), blobs.join("0123")).unwrap();
+    symlink("../../blobs/0123", folder.join("tokenizer.json")).unwrap();
+    std::fs::create_dir(folder.join("..data")).unwrap();
+    std::fs::write(folder.join("..data/template"), "{{ messages[0].content }}").unwrap();
+    symlink("..data/template", &place).unwrap();
+    assert!(TextModel::from_dir(&folder).unwrap().has_chat_template());
+    std::fs::remove_file(&place).unwrap();
+    std::fs::write(scratch.join("secret"), "of the host").unwrap();
+    symlink("../../secret", &place).unwrap();
+    refused("outside of the folder");
+    symlink("/dev/zero", &place).unwrap();
+    refused("outside of the folder");
+    // Opening a pipe would wait for whoever writes into it.
+    let made = std::process::Command::new("mkfifo").arg(&place).status().unwrap();
+    assert!(made.success());
+    refused("is not a regular file");
+    std::fs::File::create(&place).unwrap().set_len(1 << 40).unwrap();
+    refused("at most");
+    assert!(!TextModel::from_dir(&folder).unwrap().has_chat_template());
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
 const SAMPLES: [&str; 8] = [
     "Hello, world! 123 \n\n\t x",
     "Übergrößenträger — naïve café “quoted”",
