@@ -64,6 +64,11 @@ impl Requests {
         self.open.keys().copied().collect()
     }
 
+    /// Returns true if an open request has output of a worker already.
+    pub(super) fn any_told(&self) -> bool {
+        self.open.values().any(|request| request.truth.has_told())
+    }
+
     /// Adapters that open requests run with.
     pub(super) fn adapters(&self) -> HashSet<AdapterId> {
         self.open.values().filter_map(|request| request.truth.job.adapter).collect()
@@ -209,7 +214,9 @@ mod tests {
         let (mut requests, _slot) = requests(now);
         requests.bind(REQUEST, binding(WorkerId(0)), now).expect("open");
         let told = Output { cached_tokens: Some(2), ..output(0, 0, &[5, 6]) };
+        assert!(!requests.any_told());
         accept(&mut requests, told, now + 3 * second).expect("open");
+        assert!(requests.any_told(), "also while it waits for another worker");
         accept(&mut requests, output(0, 1, &[6]), now).expect("open");
         let counts = Counts {
             submitted: 1,

@@ -89,6 +89,11 @@ impl Truth {
         self.choices.iter().any(|choice| !choice.emitted.is_empty())
     }
 
+    /// Returns true if the client has an output of any choice, be it only what was cached of the prompt.
+    pub(super) fn has_told(&self) -> bool {
+        self.choices.iter().any(|choice| choice.begun)
+    }
+
     /// Tokens that a worker must hold before it can go on: the prompt and, with a single open choice, that choice's output.
     pub(super) fn tokens(&self) -> Arc<[u32]> {
         let mut open = self.choices.iter().filter(|choice| !choice.closed);

@@ -1,6 +1,6 @@
 //! Life cycle of the config's pools, at the start and from one config to the next.
 //!
-//! A pool whose config is the same stays as it is. An added pool is started. A removed pool ends when no request can
+//! A pool whose config is the same stays as it is, as long as its model's files are. An added pool is started. A removed pool ends when no request can
 //! reach it any more and its open answers have ended. A changed pool is started beside the old one and takes its place
 //! when it is ready; until then, and if that never comes, the old one answers. A pool of which only the adapters are others stays: its workers
 //! load and unload them. A worker that suits both is shared by
@@ -9,6 +9,8 @@
 
 mod settings;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -108,6 +110,8 @@ const APART: &str = " adapters";
 
 struct Running {
     config: PoolConfig,
+    /// Digest of the model's files when they were read for this pool.
+    files: String,
     slot: Arc<Slot>,
     /// Places of the model's adapters, by name, in the order of the config.
     adapters: Vec<(String, Arc<Slot>)>,
@@ -151,10 +155,19 @@ enum Step {
     Keep(String, Vec<AdapterSource>),
     /// Only the adapters differ, and the pool's workers load and unload them while they run.
     Adapt(Box<PoolConfig>, Vec<AdapterSource>),
-    Start(Box<(PoolConfig, penstock_pool::PoolConfig, Arc<TextModel>)>),
+    Start(Box<Start>),
 }
 
-/// Difference of a pool's config from the one that runs.
+/// Pool that is to be started.
+struct Start {
+    config: PoolConfig,
+    /// Digest of the model's files, taken before they were read.
+    files: String,
+    settings: penstock_pool::PoolConfig,
+    text: Arc<TextModel>,
+}
+
+/// Difference of a pool, its config and the files of its model, from the one that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Difference {
     Nothing,
@@ -162,15 +175,15 @@ enum Difference {
     Adapters,
     /// Only the adapters differ, and the workers that run take none: other ones are needed.
     Workers,
-    /// More differs, or there is no pool of that id.
+    /// More differs, such as the model's files, or there is no pool of that id.
     More,
 }
 
 impl Difference {
-    fn of(state: &State, asked: &PoolConfig) -> Self {
-        let Some(running) = state.running.iter().find(|running| running.config.id == asked.id) else {
-            return Self::More;
-        };
+    fn of(state: &State, asked: &PoolConfig, files: &str) -> Self {
+        let running = state.running.iter().find(|running| running.config.id == asked.id);
+        // Files that were replaced at their old path are another model, or other texts of it.
+        let Some(running) = running.filter(|running| running.files == files) else { return Self::More };
         if running.config == *asked {
             return Self::Nothing;
         }
@@ -293,7 +306,8 @@ impl Fleet {
     pub fn plan(&self, config: &Snapshot) -> Result<Plan, FleetError> {
         let mut steps = Vec::new();
         for asked in &config.pools {
-            let difference = Difference::of(&lock(&self.state), asked);
+            let files = settings::model_files(asked.model.as_deref());
+            let difference = Difference::of(&lock(&self.state), asked, &files);
             if difference == Difference::Nothing {
                 steps.push(Step::Keep(asked.id.clone(), settings::adapters(asked)));
                 continue;
@@ -318,7 +332,7 @@ impl Fleet {
                 local.identity.push_str(APART);
             }
             self.fits(asked, &settings, weights)?;
-            steps.push(Step::Start(Box::new((asked.clone(), settings, text))));
+            steps.push(Step::Start(Box::new(Start { config: asked.clone(), files, settings, text })));
         }
         Ok(Plan(steps))
     }
@@ -362,16 +376,16 @@ impl Fleet {
                 Step::Keep(id, adapters) => started.push(Err((id, None, adapters))),
                 Step::Adapt(asked, adapters) => started.push(Err((asked.id.clone(), Some(asked), adapters))),
                 Step::Start(new) => {
-                    let (asked, settings, text) = *new;
+                    let Start { config: asked, files, settings, text } = *new;
                     let is_apart = settings.local.as_ref().is_some_and(|local| local.identity.ends_with(APART));
                     match Pool::start(&self.runtime, settings) {
                         Ok(pool) => {
                             let upstream =
                                 Arc::new(PoolUpstream::new(asked.id.clone(), text, pool.clone(), asked.answers));
-                            started.push(Ok((asked, pool, upstream, is_apart)));
+                            started.push(Ok((asked, files, pool, upstream, is_apart)));
                         }
                         Err(error) => {
-                            started.into_iter().flatten().for_each(|(_, pool, ..)| self.leave(pool, None));
+                            started.into_iter().flatten().for_each(|(_, _, pool, ..)| self.leave(pool, None));
                             let why = error.source().map_or_else(String::new, |why| format!(": {why}"));
                             return Err(failed(&asked, format!("{error}{why}")));
                         }
@@ -395,12 +409,12 @@ impl Fleet {
                     known.adapt(config, adapters);
                     known
                 })),
-                (Ok((config, pool, upstream, is_apart)), None) => {
+                (Ok((config, files, pool, upstream, is_apart)), None) => {
                     let slot = Slot::new(upstream);
                     let adapters = places(&config, &slot, &[]);
-                    state.running.push(Running { config, slot, adapters, pool, is_apart, next: None });
+                    state.running.push(Running { config, files, slot, adapters, pool, is_apart, next: None });
                 }
-                (Ok((config, pool, upstream, is_apart)), Some(mut known)) => {
+                (Ok((config, files, pool, upstream, is_apart)), Some(mut known)) => {
                     state.turns += 1;
                     let next = Next { turn: state.turns, pool, upstream };
                     // Two that change the number of the same workers, or their adapters, would undo each other's changes.
@@ -409,7 +423,7 @@ impl Fleet {
                     leaving.extend(known.next.replace(next.clone()).map(|next| (next.pool, Some(next.upstream))));
                     known.is_apart = is_apart;
                     known.adapters = places(&config, &known.slot, &known.adapters);
-                    known.config = config;
+                    (known.config, known.files) = (config, files);
                     self.runtime.handle().spawn(replace(Arc::downgrade(&self.state), next));
                     state.running.push(known);
                 }

@@ -17,14 +17,24 @@ impl Actor {
     pub(super) fn ready(&mut self, worker: WorkerId, mut ready: Box<Ready>, link: Link, now: Instant) {
         let Ready { adapters, adapters_pending, .. } = &mut *ready;
         penstock_proto::adapter::bound(adapters, adapters_pending);
-        if let Err(why) = self.model.join(&ready) {
-            let member = &mut self.members[worker];
-            if member.unsuited != Some(why) {
-                warn!(worker = %member.name, why, "worker rejected: its model does not match the pool");
+        // What a worker of the old model began must not go on at one of another; it waits for one of its own, for as long as it may.
+        let is_alone = !self.members.any_other(worker, |other| other.link.is_some()) && !self.requests.any_told();
+        match self.model.join(&ready, is_alone) {
+            Ok(false) => {}
+            Ok(true) => warn!(
+                worker = %self.members[worker].name,
+                "pool serves another model: its workers' files were replaced. A reload of the config reads the chat template and the defaults \
+                 beside them"
+            ),
+            Err(why) => {
+                let member = &mut self.members[worker];
+                if member.unsuited != Some(why) {
+                    warn!(worker = %member.name, why, "worker rejected: its model does not match the pool");
+                }
+                member.unsuited = Some(why);
+                link.close.notify_one();
+                return;
             }
-            member.unsuited = Some(why);
-            link.close.notify_one();
-            return;
         }
         let state = ready.state.clone().unwrap_or_default();
         let told = RouterMember {

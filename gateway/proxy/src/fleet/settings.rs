@@ -211,6 +211,23 @@ fn identity(model: Option<&Path>) -> String {
     digest(files_of(model))
 }
 
+/// Digest of the files that make a model: as [`identity`], without what else lies in its folder (a README, caches of tools), and with the configs of its
+/// modules in folders of their own.
+pub(super) fn model_files(model: Option<&Path>) -> String {
+    let is_read = |path: &PathBuf| {
+        let ending = path.extension().map(|ending| ending.to_ascii_lowercase());
+        ending.is_some_and(|ending| ["gguf", "jinja", "json", "safetensors"].iter().any(|known| ending == *known))
+            || model.is_some_and(|model| model.is_file())
+    };
+    let is_hidden = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    let mut paths = files_of(model);
+    let folders: Vec<_> = paths.iter().filter(|path| !is_hidden(path) && path.is_dir()).cloned().collect();
+    paths.retain(|path| !path.is_dir());
+    let of_module = |folder: &PathBuf| ["config.json", "model.safetensors"].map(|name| folder.join(name));
+    paths.extend(folders.iter().flat_map(of_module));
+    digest(paths.into_iter().filter(|path| !is_hidden(path) && is_read(path)))
+}
+
 /// Files of a model, in the order of their names.
 fn files_of(model: Option<&Path>) -> Vec<PathBuf> {
     // The parent of a relative path such as `model.gguf` would be empty, and could not be listed.

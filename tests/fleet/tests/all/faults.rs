@@ -219,12 +219,23 @@ async fn a_storm_of_kills_corrupts_nothing() {
 }
 
 #[tokio::test]
-async fn a_worker_of_another_model_is_refused() {
+async fn a_worker_of_another_model_is_refused_until_the_last_of_the_old_one_has_gone() {
     let (dir, runtime) = (Dir::new(), runtime());
-    let a = Worker::start(BINARY, &dir, "a", &[]);
+    let a = Worker::start(BINARY, &dir, "a", &["--step-ms", "5"]);
     let b = Worker::start(BINARY, &dir, "b", &["--load-ms", "300", "--model", "other"]);
     let pool = pool(&runtime, &[&a, &b], |_| {});
     assert!(pool.ready(PATIENCE).await);
     let refused = |pool: &Pool| matches!(&pool.status().workers[1].phase, WorkerPhase::Down { why, .. } if why.contains("another model"));
     assert!(wait_for(|| refused(&pool).then_some(())).await.is_some(), "{:?}", pool.status().workers[1]);
+    let hash = |pool: &Pool| pool.status().model.as_ref().map(|model| model.model_hash.clone());
+    let before = hash(&pool);
+    let mut ticket = pool.submit(job([1, 2], 1, 400)).expect("taken");
+    begin(&mut ticket, 20).await;
+    a.signal(Signal::KILL);
+    // The stream of the old model waits for a worker of it; without the stream the pool is the other model's.
+    drop(ticket);
+    let ready = |pool: &Pool| pool.status().workers[1].phase == WorkerPhase::Ready;
+    assert!(wait_for(|| ready(&pool).then_some(())).await.is_some(), "{:?}", pool.status().workers[1]);
+    assert_ne!(hash(&pool), before);
+    assert_eq!(read(&mut pool.submit(job([1, 2], 1, 10)).expect("taken")).await.failed, None);
 }
