@@ -13,7 +13,7 @@ use tracing::{info, warn};
 const KV_PERCENT: u64 = 25;
 /// Default share of a GPU's memory beside weights and activations for KV, in percent: nothing else needs it, and the rest is for results of products.
 const DEVICE_KV_PERCENT: u64 = 90;
-/// Share of the memory beside weights and activations that one sequence at full length may take, in percent.
+/// Share of the memory beside weights and activations that one sequence at full length may take, in percent; of several workers' own shares of it on a CPU.
 const WHOLE_PERCENT: u64 = 80;
 
 /// Memory that a worker will use, in bytes.
@@ -43,7 +43,7 @@ pub struct Plan {
 
 impl Plan {
     /// Plans a worker's memory. KV of an encoder is that of one step; KV of a decoder gets as many pages as memory allows, at most as many as can be of use (twice the need of all sequences
-    /// at full length, the rest being prefix cache), and at least one sequence of the requested context. `adapter_bytes`: of all
+    /// at full length, the rest being prefix cache), and at least one sequence of the requested context, as far as the worker's share of the memory goes. `adapter_bytes`: of all
     /// adapters; `is_packed`: the model's weights are in shared memory already.
     pub(crate) fn new(
         options: &ModelOptions,
@@ -85,7 +85,9 @@ impl Plan {
             let affordable = (free / 100 * percent).min(left);
             let affordable = usize::try_from(affordable / page).unwrap_or(usize::MAX);
             let useful = context.saturating_mul(engine.sequences_max).saturating_mul(2);
-            let whole = usize::try_from(left / 100 * WHOLE_PERCENT / page).unwrap_or(usize::MAX);
+            // On a CPU all workers see the same memory, most of which none has touched yet; on a GPU each one sees what those before it left.
+            let sharing = if matches!(memory.bound, Bound::Device(_)) { 1 } else { share };
+            let whole = usize::try_from(left / 100 * WHOLE_PERCENT / sharing / page).unwrap_or(usize::MAX);
             affordable.min(useful).max(context.min(whole)).max(1)
         };
         Self {
@@ -264,6 +266,27 @@ mod tests {
         // A cache for half of the context holds one sequence of what is served.
         let small = plan(1 << 40, |options| options.kv_bytes_max = 8 * page);
         assert_eq!((small.context_tokens, small.context_wanted, small.sequences), (256, 512, 1));
+    }
+
+    #[test]
+    fn workers_that_share_a_machine_have_room_together_for_long_sequences() {
+        let of = |available, workers| {
+            let change = |options: &mut ModelOptions| {
+                (options.machine_share, options.context_tokens, options.sequences_max) = (workers, 8192, 1);
+            };
+            plan(available, change)
+        };
+        let (beside, page) = (of(1 << 40, 1), of(0, 1).kv_bytes);
+        let whole = page * (8192 / PAGE_TOKENS) as u64;
+        // One worker has a sequence of the whole context in it, two have not.
+        let room = whole * 4 / 3;
+        for workers in [1, 2, 3, 8] {
+            let plan = of(beside.weights_bytes + beside.activation_bytes + room, workers);
+            let share = (room / 100 * 80 / workers).min(whole);
+            assert!((share - page..=share).contains(&plan.kv_bytes), "{workers}: {plan:?}");
+            assert_eq!(plan.context_tokens, plan.kv_tokens().min(8192), "{workers}: no longer than what fits");
+        }
+        assert_eq!(of(beside.weights_bytes + beside.activation_bytes + room, 1).context_tokens, 8192);
     }
 
     #[test]
