@@ -4,8 +4,8 @@
 //! from history first, so one long document passing by does not push out the prefixes that everybody shares. Active is
 //! capped; its oldest falls back into history, so yesterday's favourites leave too.
 //!
-//! Chains stay whole: sequences release their blocks last block first, so a parent is always younger than its children and a
-//! hit on a child is a hit on its parents. Evicting by value (recompute seconds × reuse probability per byte) has to beat
+//! Chains stay whole: sequences release their blocks last block first, and a block that is loaded takes the place just before its
+//! parent, so a parent is always younger than its children and a hit on a child is a hit on its parents. Evicting by value (recompute seconds × reuse probability per byte) has to beat
 //! this before it replaces it.
 //!
 //! Both lists are threaded through one table with an entry per page: every operation is O(1) and allocates nothing.
@@ -83,6 +83,26 @@ impl EvictionQueue {
         }
     }
 
+    /// Adds a block that was never read, to be evicted just before its parent on the page `parent`. A parent elsewhere than in
+    /// history stays longer anyway: then the block becomes the youngest of history.
+    ///
+    /// # Panics
+    /// If the page is in the queue already (a bug of the pool).
+    pub fn push_before(&mut self, page: PageId, parent: PageId) {
+        assert_eq!(self.links[page.index()].place, Place::Out, "page {page:?} is idle twice");
+        let Link { older, place, .. } = self.links[parent.index()];
+        if place != Place::History {
+            return self.append(page.0, Place::History);
+        }
+        self.history.len += 1;
+        match older {
+            NONE => self.history.oldest = page.0,
+            older => self.links[older as usize].younger = page.0,
+        }
+        self.links[parent.index()].older = page.0;
+        self.links[page.index()] = Link { older, younger: parent.0, place: Place::History };
+    }
+
     /// Removes a block that is used again.
     ///
     /// # Panics
@@ -92,14 +112,17 @@ impl EvictionQueue {
         self.unlink(page.0);
     }
 
+    /// Page of the next block to evict, which stays in the queue; `None` if there is no idle block.
+    pub fn next(&self) -> Option<PageId> {
+        let list = if self.history.len > 0 { self.history } else { self.active };
+        (list.len > 0).then_some(PageId(list.oldest))
+    }
+
     /// Takes the page of the next block to evict out of the queue; `None` if there is no idle block.
     pub fn pop(&mut self) -> Option<PageId> {
-        let list = if self.history.len > 0 { self.history } else { self.active };
-        if list.len == 0 {
-            return None;
-        }
-        self.unlink(list.oldest);
-        Some(PageId(list.oldest))
+        let page = self.next()?;
+        self.unlink(page.0);
+        Some(page)
     }
 
     fn list(&mut self, place: Place) -> &mut List {
@@ -169,6 +192,24 @@ mod tests {
         }
         queue.push(PageId(4), false);
         assert_eq!(drain(&mut queue), [0, 1, 4, 2, 3]);
+    }
+
+    #[test]
+    fn a_loaded_block_goes_before_its_parent_and_after_what_is_older() {
+        let mut queue = EvictionQueue::new(8, 2);
+        queue.push(PageId(0), false);
+        queue.push(PageId(1), false);
+        queue.push_before(PageId(2), PageId(1));
+        queue.push_before(PageId(3), PageId(2));
+        queue.push_before(PageId(4), PageId(0));
+        assert_eq!((queue.len(), queue.next()), (5, Some(PageId(4))));
+        queue.push(PageId(5), true);
+        queue.push_before(PageId(6), PageId(5));
+        queue.push_before(PageId(7), PageId(6));
+        assert_eq!(drain(&mut queue), [4, 0, 3, 2, 1, 7, 6, 5], "a parent in active is younger than all of history");
+        queue.push_before(PageId(1), PageId(0));
+        queue.push_before(PageId(2), PageId(1));
+        assert_eq!(drain(&mut queue), [2, 1], "a parent that is in use");
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! - [`events`]: changes for the router's index
 //! - [`tier`]: blocks and slots of a tier below the device
 //! - [`load`]: choice between loading a block and computing it again
+//! - [`spared`]: blocks that waiting requests have, which no load evicts
 //!
 //! Deliberately absent: bytes, devices, clocks, threads.
 #![forbid(unsafe_code)]
@@ -20,10 +21,12 @@ pub mod events;
 pub mod eviction;
 pub mod load;
 pub mod pool;
+pub mod spared;
 pub mod tier;
 
 pub use block::{Block, Effect};
 pub use pool::{BlockPool, Counters, Evicted, Lookup};
+pub use spared::Spared;
 pub use tier::{Placed, SlotId, TierPool};
 
 /// Number of a page on the device, from 0.

@@ -1,7 +1,8 @@
 //! Block pool: pages, the index from block hash to page, references, eviction.
 //!
 //! Everything is O(1) per block. A sequence holds pages by `share` (read) or `allocate` (write) and lets go of each by
-//! `release`; it releases its last block first (see [`crate::eviction`]).
+//! `release`; it releases its last block first (see [`crate::eviction`]). A block that is loaded from elsewhere becomes idle
+//! at once (`adopt`).
 
 use crate::PageId;
 use crate::block::{Block, Effect};
@@ -226,6 +227,34 @@ impl BlockPool {
             Effect::Free => self.free.push(page),
             Effect::Idle => self.idle.push(page, slot.reused),
             _ => {}
+        }
+    }
+
+    /// Seals a block that was loaded and leaves it idle: it is evicted just before its parent, whose other descendants were
+    /// evicted or are older.
+    ///
+    /// `parent`: hash of the block before it.
+    ///
+    /// # Panics
+    /// If `page` is not being written.
+    pub fn adopt(&mut self, page: PageId, parent: Option<BlockHash>, hash: BlockHash) {
+        let page = self.seal(page, parent, hash);
+        let behind = parent.and_then(|parent| self.find(parent));
+        let slot = &mut self.slots[page.index()];
+        match (slot.block.release(), behind) {
+            (Effect::Free, _) => self.free.push(page),
+            (Effect::Idle, Some(parent)) if !slot.reused => self.idle.push_before(page, parent),
+            (Effect::Idle, _) => self.idle.push(page, slot.reused),
+            _ => {}
+        }
+    }
+
+    /// Block that [`Self::allocate`] would evict now; `None` while a page is free, or if no block is idle.
+    pub fn next_evicted(&self) -> Option<BlockHash> {
+        let page = self.idle.next().filter(|_| self.free.is_empty())?;
+        match self.slots[page.index()].block {
+            Block::Cached { hash } => Some(hash),
+            _ => None,
         }
     }
 

@@ -3,6 +3,7 @@
 use super::Engine;
 use crate::forward::{Forward, Geometry, Pages};
 use crate::scheduler::Scheduler;
+use crate::sequence::Status;
 use crate::transfer::{Missing, PageSink};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{Generate, KvEvent};
@@ -30,7 +31,8 @@ pub enum Imported {
     Stored,
     /// The block was in the prefix cache already; the bytes are not needed.
     Known,
-    /// Every page is in use by a sequence or a hold.
+    /// Every page is in use by a sequence or a hold, or the next to be evicted is the block before this one: the rest of its
+    /// chain has no room.
     NoRoom,
     /// The bytes have the wrong length, or this engine keeps no blocks.
     Refused,
@@ -104,12 +106,14 @@ impl BlockMover {
         if scheduler.pool.find(hash).is_some() {
             return Imported::Known;
         }
+        if parent.is_some() && scheduler.pool.next_evicted() == parent {
+            return Imported::NoRoom;
+        }
         let page = self.evicting(scheduler, forward.pages(), |scheduler| scheduler.pool.allocate());
         let Some(page) = page else { return Imported::NoRoom };
         let layers = bytes.chunks_exact(self.page_bytes);
         layers.enumerate().for_each(|(layer, bytes)| forward.write_page(layer, page.0, bytes));
-        let page = scheduler.pool.seal(page, parent, hash);
-        scheduler.pool.release(page);
+        scheduler.pool.adopt(page, parent, hash);
         Imported::Stored
     }
 }
@@ -160,10 +164,22 @@ impl Engine {
         true
     }
 
-    /// Imports a block that was computed elsewhere in the same numerics; it becomes idle in the prefix cache.
-    /// `parent`: the hash of the block before it. The caller has checked that the bytes match the hash.
+    /// Imports a block that was computed elsewhere in the same numerics; it becomes idle in the prefix cache, to be evicted
+    /// just before its parent. `parent`: the hash of the block before it. The caller has checked that the bytes match the
+    /// hash.
     pub fn import(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: &[u8]) -> Imported {
         self.blocks.import(&mut self.scheduler, &mut *self.forward, (parent, hash), bytes)
+    }
+
+    /// Block that an import would evict now; `None` while a page is free, or if no block is idle.
+    pub fn next_evicted(&self) -> Option<BlockHash> {
+        self.scheduler.pool.next_evicted()
+    }
+
+    /// Returns true if a choice of a request waits to start.
+    pub fn awaits(&self, id: WorkId) -> bool {
+        let mut members = self.scheduler.members(id).iter();
+        members.any(|order| self.scheduler.sequences[order].status == Status::Waiting)
     }
 
     /// Marks the first blocks of a chain as used soon, so that imports evict others first.

@@ -17,6 +17,8 @@ enum Op {
     Grow(u8),
     /// A sequence ends and releases its pages.
     Stop(u8),
+    /// The block after the readable ones of a chain is loaded, unless it would evict the one before it.
+    Load(u8),
     /// The prefix cache is cleared of all idle blocks.
     Clear,
 }
@@ -27,6 +29,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         6 => any::<u8>().prop_map(Op::Seal),
         3 => any::<u8>().prop_map(Op::Grow),
         3 => any::<u8>().prop_map(Op::Stop),
+        6 => (0..3_u8).prop_map(Op::Load),
         1 => Just(Op::Clear),
     ];
     prop::collection::vec(op, 1..120)
@@ -99,6 +102,20 @@ fn apply(pool: &mut BlockPool, sequences: &mut Vec<Sequence>, op: &Op) {
         Op::Stop(n) => {
             let Some(sequence) = at(n).map(|n| sequences.swap_remove(n)) else { return };
             sequence.pages.iter().rev().for_each(|&page| pool.release(page));
+        }
+        Op::Load(chain) => {
+            let block = pool.lookup((0..40).map(|block| hash(chain, block))).pages.len();
+            let parent = block.checked_sub(1).map(|block| hash(chain, block));
+            if block == 40 || parent.is_some() && pool.next_evicted() == parent {
+                return;
+            }
+            let (next, cached) = (pool.next_evicted(), pool.cached());
+            let Some(page) = pool.allocate() else { return };
+            assert_eq!(
+                (pool.cached() + usize::from(next.is_some()), next.and_then(|hash| pool.find(hash))),
+                (cached, None)
+            );
+            pool.adopt(page, parent, hash(chain, block));
         }
         Op::Clear => pool.clear(),
     }

@@ -4,16 +4,21 @@
 //! is expected to be quicker than computing them; then it is submitted and finds them like any cached block. Blocks
 //! are loaded one after another through a window that all requests share, oldest request first. After any failure (a
 //! block is gone, is wrong, does not come in time, finds no page) the request is submitted with the blocks it has, and
-//! the engine computes the rest. A store that hangs costs a request no more than computing does: a tier that has been
+//! the engine computes the rest. A load ends where it would evict a block that a waiting request has, be it its own
+//! (see [`penstock_kv::spared`]), so that what was loaded is a prefix that the request finds. A store that hangs costs a request no more than computing does: a tier that has been
 //! silent for too long is not waited for, and requests that arrive during its silence do not wait at all.
 //!
 //! A request that still waits in the gateway can be prefetched (*ahead*): its blocks are loaded while it waits, after
 //! those of requests that are here, through half the window, and up to a share of the device. After that they are
 //! ordinary cached blocks.
 
+#[cfg(test)]
+mod tests;
+
 use super::levels::{Levels, Load, News, SILENCE_MAX};
 use super::lock;
 use penstock_engine::{Engine, Imported};
+use penstock_kv::Spared;
 use penstock_kv::load::worth_loading;
 use penstock_proto::frames::{Generate, PrefetchState, Window};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, RequestId, SessionId, WorkId};
@@ -122,6 +127,8 @@ pub(crate) struct Intake {
     arrived: HashMap<BlockHash, Vec<u8>>,
     /// Prefetched blocks that no request has found, with their arrival times.
     fresh: HashMap<BlockHash, Instant>,
+    /// Blocks of the requests that wait here, or for their start after a load.
+    spared: Spared,
     prefetches: PrefetchState,
     /// True if a prefetched block has not been reported.
     is_news: bool,
@@ -136,6 +143,7 @@ impl Intake {
             coming: HashSet::new(),
             arrived: HashMap::new(),
             fresh: HashMap::new(),
+            spared: Spared::default(),
             prefetches: PrefetchState::default(),
             is_news: false,
             window: (WINDOW_BYTES / block_bytes.max(1)).clamp(2, 64),
@@ -323,6 +331,7 @@ impl Intake {
     /// Importing a block evicts another, which goes to the levels: they are locked for moments only.
     pub(crate) fn advance(&mut self, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) -> Vec<Released> {
         let mut ready = Vec::new();
+        self.spare_fewer(engine);
         for at in 0..self.held.len() {
             self.import(at, engine, levels, now);
             self.despair(at, engine, &mut lock(levels), now);
@@ -368,6 +377,14 @@ impl Intake {
         (held.end, held.finding) = (end, finding);
     }
 
+    /// Ends the sparing of blocks for requests that have started or ended.
+    fn spare_fewer(&mut self, engine: &Engine) {
+        if !self.spared.is_empty() {
+            let here: HashSet<WorkId> = self.held.iter().map(|held| held.id).collect();
+            self.spared.retain(|id| here.contains(&id) || engine.awaits(id));
+        }
+    }
+
     /// Imports arrived blocks into the device, in order.
     fn import(&mut self, at: usize, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) {
         let held = &mut self.held[at];
@@ -379,9 +396,18 @@ impl Intake {
                 if !std::mem::replace(&mut held.touched, true) {
                     // Later blocks are useless without the ones before them.
                     engine.touch(&held.chain[..held.here]);
+                    if !is_ahead {
+                        self.spared.add(held.id, &held.chain[..held.here]);
+                    }
                 }
                 let began = Instant::now();
                 let parent = held.here.checked_sub(1).map(|parent| held.chain[parent]);
+                let is_kept = |block| self.spared.contains(block) || is_ahead && self.fresh.contains_key(&block);
+                // A sequence may have evicted the end of the chain; what follows it is useless.
+                if parent.is_some_and(|parent| !engine.holds(parent)) || engine.next_evicted().is_some_and(is_kept) {
+                    held.end = held.here;
+                    return;
+                }
                 match engine.import(parent, hash, &bytes) {
                     Imported::Stored | Imported::Known => {
                         lock(levels).imported(hash, began.elapsed().as_secs_f64());
@@ -390,8 +416,14 @@ impl Intake {
                             self.is_news = true;
                         }
                     }
-                    Imported::NoRoom | Imported::Refused => held.end = held.here,
+                    Imported::NoRoom | Imported::Refused => {
+                        held.end = held.here;
+                        return;
+                    }
                 }
+            }
+            if held.touched && !is_ahead {
+                self.spared.add(held.id, &[hash]);
             }
             held.here += 1;
         }
