@@ -37,6 +37,7 @@ use crate::plugins::ticks;
 use crate::stored::background;
 use outputs::Outputs;
 use penstock_base::clock::unix_seconds;
+use penstock_base::panics::supervised;
 use slots::Slots;
 
 /// Batches that run at once; the others wait in the store.
@@ -76,12 +77,16 @@ pub fn start(gateway: Arc<Gateway>) -> std::io::Result<()> {
 /// lead, so that the other process can take them.
 async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, false);
-    let batches = async { tokio::join!(run(gateway.clone()), background::run(gateway.clone())) };
-    let mut ticks = pin!(ticks::run(gateway.clone()));
+    let pause = || sleep(POLL);
+    // Each begins anew from the store.
+    let batches = supervised("batches", || run(gateway.clone()), pause);
+    let responses = supervised("background responses", || background::run(gateway.clone()), pause);
+    let batches = async { tokio::join!(batches, responses) };
+    let mut ticks = pin!(supervised("periodic calls of plugins", || ticks::run(gateway.clone()), pause));
     tokio::select! {
         _ = batches => {}
         () = &mut ticks => {}
-        () = keep_claims(&gateway) => {}
+        () = supervised("claims", || keep_claims(&gateway), pause) => {}
     }
     if let Some(keeper) = gateway.keeper() {
         if let Err(error) = keeper.claims.release_ended().await {

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::{By, Live, members};
+use penstock_base::panics::supervised;
 use penstock_relay::Asker;
 
 /// Debounce of file changes: editors write in steps, so a change is taken up when it has been quiet for this long.
@@ -51,12 +52,13 @@ pub fn follow() -> std::io::Result<Follower> {
         runtime.block_on(async {
             // Err: the process ends before it has begun.
             if let Ok(live) = given.await {
+                let pause = || sleep(LOOK_AGAIN);
                 tokio::join!(
                     hang_ups(live.clone(), hups),
-                    file(live.clone()),
-                    certificate(live.clone()),
-                    members::follow(live.clone()),
-                    chores(live)
+                    supervised("config file", || file(live.clone()), pause),
+                    supervised("certificate", || certificate(live.clone()), pause),
+                    supervised("members", || members::follow(live.clone()), pause),
+                    supervised("health checks", || chores(live.clone()), pause)
                 );
             }
         });
