@@ -57,11 +57,11 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_call_without_an_answer_is_busy() {
-        let second = Duration::from_secs(1);
-        assert_eq!(StoreError::in_time(second, ready(Ok(7))).await, Ok(7));
-        assert_eq!(StoreError::in_time(second, ready(Err::<(), _>(StoreError::Full))).await, Err(StoreError::Full));
-        assert_eq!(StoreError::in_time(second, pending::<Result<(), _>>()).await, Err(StoreError::Busy));
+        let limit = Duration::from_millis(1);
+        assert_eq!(StoreError::in_time(limit, ready(Ok(7))).await, Ok(7));
+        assert_eq!(StoreError::in_time(limit, ready(Err::<(), _>(StoreError::Full))).await, Err(StoreError::Full));
+        assert_eq!(StoreError::in_time(limit, pending::<Result<(), _>>()).await, Err(StoreError::Busy));
     }
 }
