@@ -5,6 +5,7 @@
 //! conversation waits shortly, since the one before it may only be being saved, and is then told to come later.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -12,7 +13,7 @@ use penstock_dialects::openai::{NamedItem, named_items, own_items};
 use penstock_proto::ErrorKind;
 use penstock_store::{Append, Change, Item, ObjectId, ObjectKind, ResponseRoom, StoreError, Tenant, Turn, random_id};
 use penstock_types::error_shape::ErrorShape;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::{Keeper, failed};
@@ -24,7 +25,7 @@ pub(super) const ITEMS_MAX: u64 = 10_000;
 /// Seconds for which a lock is taken: after as many, a dead gateway's conversation is free.
 const LOCK_SECONDS: u64 = 60;
 /// Interval at which a lock is renewed.
-const RENEW: Duration = Duration::from_secs(20);
+const RENEW: Duration = if cfg!(test) { Duration::from_millis(5) } else { Duration::from_secs(20) };
 /// Longest wait of a request for a conversation that another response holds.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// Pause between two looks at a conversation that another response holds.
@@ -114,10 +115,12 @@ pub(super) struct Talk {
     keeper: Arc<Keeper>,
     tenant: Tenant,
     id: ObjectId,
-    /// Name of the lock's holder; empty once the lock is given up.
+    /// Name of the lock's holder.
     holder: String,
-    /// Task that renews the lock.
-    renewal: AbortHandle,
+    /// True where the lock may be held: it was taken, or asked for without an answer.
+    may_hold: bool,
+    /// Renewal of the lock, while it is held.
+    renewal: Option<Renewal>,
     /// Items of the request, a JSON list.
     input: Bytes,
     /// Seconds that the conversation is kept from its last item on.
@@ -148,21 +151,24 @@ impl Talk {
         wait: Duration,
     ) -> Result<Self, Failure> {
         keeper.saving.settled(id.as_str()).await;
-        let (holder, began) = (random_id("hold_"), Instant::now());
+        let began = Instant::now();
+        let (keeper, tenant, id, holder) = (keeper.clone(), tenant.clone(), id.clone(), random_id("hold_"));
+        let (keep_seconds, room) = (keep.seconds, keep.room);
+        let mut talk = Self { keeper, tenant, id, holder, may_hold: false, renewal: None, input, keep_seconds, room };
         loop {
-            let now = unix_seconds();
-            let taken = keeper.store.hold_conversation(tenant, id, &holder, now, now + LOCK_SECONDS);
-            match taken.await.map_err(failed)? {
+            // From here on the lock is given up however this ends, also where the store's answer is lost.
+            talk.may_hold = true;
+            let taken = hold(&talk.keeper, &talk.tenant, &talk.id, &talk.holder).await.map_err(failed)?;
+            talk.may_hold = matches!(taken, Change::Done);
+            match taken {
                 Change::Done => break,
                 Change::Locked if began.elapsed() < wait => sleep(LOCK_LOOK).await,
                 Change::Locked => return Err(locked()),
-                Change::Absent | Change::NoItem | Change::Taken => return Err(no_conversation(id.as_str())),
+                Change::Absent | Change::NoItem | Change::Taken => return Err(no_conversation(talk.id.as_str())),
             }
         }
-        let renewed = renew(keeper.clone(), tenant.clone(), id.clone(), holder.clone());
-        let renewal = tokio::spawn(renewed).abort_handle();
-        let (keeper, tenant, id) = (keeper.clone(), tenant.clone(), id.clone());
-        Ok(Self { keeper, tenant, id, holder, renewal, input, keep_seconds: keep.seconds, room: keep.room })
+        talk.renewal = Some(Renewal::begin(&talk));
+        Ok(talk)
     }
 
     /// Id of the conversation.
@@ -194,8 +200,13 @@ impl Talk {
             items_max: ITEMS_MAX,
             room: self.room,
         };
+        // A renewal behind the append would take the lock again.
+        let may_renew = match self.renewal.take() {
+            Some(renewal) => renewal.end().await,
+            None => false,
+        };
         match self.keeper.store.append_items(&self.tenant, &self.id, append).await? {
-            Change::Done => self.holder.clear(),
+            Change::Done => self.may_hold = may_renew,
             change => {
                 tracing::info!(
                     conversation = %self.id,
@@ -208,21 +219,54 @@ impl Talk {
     }
 }
 
-async fn renew(keeper: Arc<Keeper>, tenant: Tenant, id: ObjectId, holder: String) {
-    loop {
-        sleep(RENEW).await;
-        let now = unix_seconds();
-        let renewed = keeper.store.hold_conversation(&tenant, &id, &holder, now, now + LOCK_SECONDS).await;
-        if matches!(renewed, Ok(Change::Absent | Change::Locked)) {
-            return;
-        }
+/// Takes or renews the lock.
+async fn hold(keeper: &Keeper, tenant: &Tenant, id: &ObjectId, holder: &str) -> Result<Change, StoreError> {
+    let now = unix_seconds();
+    keeper.store.hold_conversation(tenant, id, holder, now, now + LOCK_SECONDS).await
+}
+
+/// Task that renews a lock.
+struct Renewal {
+    task: JoinHandle<()>,
+    /// True while the store has not answered to a renewal.
+    asks: Arc<AtomicBool>,
+}
+
+impl Renewal {
+    fn begin(talk: &Talk) -> Self {
+        let asks = Arc::<AtomicBool>::default();
+        let (keeper, tenant, id) = (talk.keeper.clone(), talk.tenant.clone(), talk.id.clone());
+        let (holder, asking) = (talk.holder.clone(), asks.clone());
+        let task = tokio::spawn(async move {
+            loop {
+                sleep(RENEW).await;
+                asking.store(true, Ordering::SeqCst);
+                let renewed = hold(&keeper, &tenant, &id, &holder).await;
+                if renewed.is_ok() {
+                    asking.store(false, Ordering::SeqCst);
+                }
+                if matches!(renewed, Ok(Change::Absent | Change::Locked)) {
+                    return;
+                }
+            }
+        });
+        Self { task, asks }
+    }
+
+    /// Ends the renewal: the store is asked no more. `true`: an ask without an answer may still take effect.
+    async fn end(self) -> bool {
+        self.task.abort();
+        // Until it has stopped; why does not matter.
+        let _ = self.task.await;
+        self.asks.load(Ordering::SeqCst)
     }
 }
 
 impl Drop for Talk {
     fn drop(&mut self) {
-        self.renewal.abort();
-        if self.holder.is_empty() {
+        let renewal = self.renewal.take();
+        renewal.iter().for_each(|renewal| renewal.task.abort());
+        if !self.may_hold {
             return;
         }
         // A process that ends waits for what is being saved, so for this too; then the next one finds the lock free.
@@ -232,11 +276,94 @@ impl Drop for Talk {
         // Outside of a runtime nothing is served any more, and the lock ends by itself.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
+                if let Some(renewal) = renewal {
+                    renewal.end().await;
+                }
                 if let Err(error) = keeper.store.release_conversation(&tenant, &id, &holder).await {
-                    tracing::warn!(conversation = %id, %error, "the lock of a conversation was not given up: responses with it are answered conversation_locked for up to a minute");
+                    tracing::warn!(conversation = %id, %error, "the lock of a conversation may not have been given up: responses with it are then answered conversation_locked for up to a minute");
                 }
                 drop(place);
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use penstock_store::{ObjectRecord, Sqlite, SqliteOptions};
+
+    use super::*;
+
+    const ROOM: ResponseRoom = ResponseRoom { tenant_max: 10, tenant_bytes_max: 1 << 30, bytes_max: 1 << 30 };
+    const KEEP: Keep = Keep { seconds: 86_400, room: ROOM };
+
+    fn keeper() -> Arc<Keeper> {
+        let store = Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("opens");
+        Arc::new(Keeper::new(Arc::new(store)))
+    }
+
+    fn tenant() -> Tenant {
+        Tenant::new("a")
+    }
+
+    /// A new conversation with these items.
+    fn save(keeper: Arc<Keeper>, items: Vec<Item>) -> (ObjectId, impl Future<Output = ()> + Send) {
+        let id = ObjectId::random(ObjectKind::Conversation);
+        let (model, metadata, body, input) = (String::new(), "{}".into(), Bytes::new(), Bytes::new());
+        let (created, expires) = (unix_seconds(), unix_seconds() + KEEP.seconds);
+        let record = ObjectRecord { id: id.clone(), created, expires, model, metadata, body, input };
+        let save = async move { keeper.store.save_object(&tenant(), record, items, ROOM).await.expect("saved") };
+        (id, save)
+    }
+
+    /// Keeps the writer of the store for some hundred milliseconds: what comes now waits in its queue.
+    async fn occupy(keeper: &Arc<Keeper>) {
+        let json = Bytes::from_static(b"{}");
+        let items = (0..100_000).map(|number| Item { id: format!("msg_{number}"), json: json.clone() }).collect();
+        let (_, save) = save(keeper.clone(), items);
+        tokio::spawn(save);
+        tokio::task::yield_now().await;
+    }
+
+    async fn is_free(keeper: &Keeper, id: &ObjectId) -> bool {
+        keeper.saving.settled(id.as_str()).await;
+        let now = unix_seconds();
+        let taken = keeper.store.hold_conversation(&tenant(), id, "other", now, now + 1).await.expect("asked");
+        matches!(taken, Change::Done)
+    }
+
+    #[tokio::test]
+    async fn a_conversation_is_free_when_an_answer_was_added_however_long_that_took() {
+        let keeper = keeper();
+        let (id, save) = save(keeper.clone(), Vec::new());
+        save.await;
+        let input = Bytes::from_static(br#"[{"role":"user","content":"hello"}]"#);
+        let talk = Talk::take(&keeper, &tenant(), &id, input, KEEP, LOCK_WAIT).await.expect("taken");
+        // The lock is renewed.
+        sleep(4 * RENEW).await;
+        assert!(!is_free(&keeper, &id).await);
+        occupy(&keeper).await;
+        let began = Instant::now();
+        talk.extend(b"[]").await.expect("added");
+        assert!(began.elapsed() > 4 * RENEW, "as long as some renewals: {:?}", began.elapsed());
+        assert!(is_free(&keeper, &id).await);
+        let items = keeper.store.all_items(&tenant(), &id, 10, 1 << 20).await.expect("read").expect("there");
+        assert_eq!(items.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_conversation_is_free_when_whoever_asked_for_it_left_before_the_answer() {
+        let keeper = keeper();
+        let (id, save) = save(keeper.clone(), Vec::new());
+        save.await;
+        occupy(&keeper).await;
+        let owner = tenant();
+        let mut take = Box::pin(Talk::take(&keeper, &owner, &id, Bytes::from_static(b"[]"), KEEP, LOCK_WAIT));
+        let is_pending = std::future::poll_fn(|context| Poll::Ready(take.as_mut().poll(context).is_pending())).await;
+        assert!(is_pending, "the store is busy");
+        drop(take);
+        assert!(is_free(&keeper, &id).await);
     }
 }
