@@ -1,7 +1,9 @@
 """Responses that are streamed in the background: clients leave and come back, cancels, kills, several gateways."""
 
 import contextlib
+import sqlite3
 import threading
+import time
 
 import httpx
 import openai
@@ -251,6 +253,33 @@ def test_another_gateway_of_the_store_tells_the_events(tmp_path, mock, gate):
                 events += list(stream)
             assert numbers(events) == list(range(len(events))) and events[-1].type == "response.completed"
             assert again(one.client(), response.id) == again(other.client(), response.id) == events
+
+
+def test_a_client_of_another_gateway_follows_on_while_the_store_is_away(tmp_path, mock, gate):
+    path = tmp_path / "shared.db"
+    options = {"config": MOCK.format(url=mock.url) + f'[store]\npath = "{path}"\n', "env": {"KEY_UP": mock.key}, "workers": 0}
+
+    def rename(table: str, to: str) -> None:
+        with contextlib.closing(sqlite3.connect(path, timeout=30)) as database:
+            database.execute(f"ALTER TABLE {table} RENAME TO {to}")
+
+    with serving(tmp_path / "a", **options) as one:
+        gate.open(1 << 30)
+        ended(one.client(), one.client().responses.create(**COUNT).id)
+        with serving(tmp_path / "b", **options) as other:
+            gate.open(5)
+            with one.client().responses.create(stream=True, **COUNT) as stream:
+                seen = until_text(stream)
+            # The other gateway has no events yet, and asks the store every 2 s.
+            following = other.client().responses.retrieve(seen[0].response.id, stream=True)
+            rename("responses", "responses_away")
+            try:
+                time.sleep(5)
+            finally:
+                rename("responses_away", "responses")
+            gate.open(1 << 30)
+            events = list(following)
+            assert numbers(events) == list(range(len(events))) and events[-1].type == "response.completed"
 
 
 def test_one_key_never_sees_anothers(tmp_path):

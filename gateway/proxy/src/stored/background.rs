@@ -307,8 +307,9 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     if is_streamed {
         let kept = keeper.logs.find(id);
         let begun = response.status == ResponseStatus::InProgress;
-        if begun && kept.as_ref().is_none_or(|log| log.next() > QUEUED_EVENTS) {
-            // Clients have had events of an attempt that is gone; another answer would contradict them.
+        if begun || kept.as_ref().is_some_and(|log| log.next() > QUEUED_EVENTS) {
+            // Clients have had events of an attempt that is gone, or may have had them at the gateway that made it: another
+            // answer would contradict them. The log here says nothing of that: a client that follows makes one.
             ending.log = kept;
             let message = "The gateway ended before this response was complete, or its store failed. Ask again.";
             ending.failed("server_error", message.into()).await?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, header};
 use penstock_proto::ErrorKind;
-use penstock_store::{ResponseId, ResponseState, ResponseStatus, Tenant};
+use penstock_store::{ResponseId, ResponseStatus, StoreError, Tenant};
 use penstock_types::{ApiError, Dialect, error_body};
 use tokio::time::{Instant, sleep_until};
 
@@ -117,21 +117,13 @@ impl Follower<'_> {
         }
     }
 
-    /// Sends the rest of a response that has ended; `false`: it has not. `is_live`: the response is made in this process, whose log goes on
-    /// while the store is away.
+    /// Sends the rest of a response that has ended; `false`: it has not, as far as the store says. A stream that has begun, or
+    /// whose response is made in this process (`is_live`), goes on while the store is away.
     async fn ended(&self, exchange: &mut Exchange, next: u64, is_live: bool) -> Result<bool, End> {
-        let found = self.keeper.store.response_state(self.tenant, self.id).await.map_err(failed);
-        let found = match found {
-            Ok(Some(found)) => found,
-            Ok(None) => return Err(self.broken(exchange, absent("Response", self.id.as_str())).await),
-            Err(_) if is_live => return Ok(false),
-            Err(failure) => return Err(self.broken(exchange, failure).await),
-        };
-        if found.status != ResponseStatus::Ended {
-            return Ok(false);
-        }
-        match self.replay(found, next).await {
-            Ok((rest, _hold)) => {
+        let waits = is_live || exchange.sent() == Sent::Begun;
+        match self.replay(next, waits).await {
+            Ok(None) => Ok(false),
+            Ok(Some((rest, _hold))) => {
                 begin(exchange).await?;
                 exchange.write(rest, true).await?;
                 Ok(true)
@@ -140,12 +132,25 @@ impl Follower<'_> {
         }
     }
 
-    async fn replay(&self, state: ResponseState, next: u64) -> Result<(Bytes, Hold), Failure> {
+    /// The events of a response that has ended, from number `next` on, and their memory; `None`: it has not ended, or the
+    /// store does not say and `waits` for it.
+    async fn replay(&self, next: u64, waits: bool) -> Result<Option<(Bytes, Hold)>, Failure> {
+        let store = &self.keeper.store;
+        let said = |error: StoreError| if waits { Ok(None) } else { Err(failed(error)) };
+        let found = match store.response_state(self.tenant, self.id).await {
+            Ok(found) => found.ok_or_else(|| absent("Response", self.id.as_str()))?,
+            Err(error) => return said(error),
+        };
+        if found.status != ResponseStatus::Ended {
+            return Ok(None);
+        }
         let mut hold = self.gateway.answer_memory(self.tenant.as_str(), &self.gateway.serving().config.http).hold();
-        hold.cover(2 * state.event_bytes as usize)?;
-        let kept = self.keeper.store.response_events(self.tenant, self.id).await.map_err(failed)?;
-        let kept = kept.filter(|kept| !kept.is_empty()).ok_or_else(not_streamed)?;
-        Ok((rest(&kept, next).ok_or_else(|| gone(next))?, hold))
+        hold.cover(2 * found.event_bytes as usize)?;
+        let kept = match store.response_events(self.tenant, self.id).await {
+            Ok(kept) => kept.filter(|kept| !kept.is_empty()).ok_or_else(not_streamed)?,
+            Err(error) => return said(error),
+        };
+        Ok(Some((rest(&kept, next).ok_or_else(|| gone(next))?, hold)))
     }
 
     /// Tells a client of a failure: as an answer, or as the last event of a stream that breaks.
