@@ -277,7 +277,7 @@ fn unspoken() -> ProviderFault {
     ProviderFault::new(FaultClass::Garbled, "No provider is asked in this API.")
 }
 
-/// Inspects a whole answer: whether it is one, and its usage.
+/// Inspects a whole answer: whether it is one, and its usage. A response that has not ended is not complete.
 ///
 /// # Errors
 /// The body is an error under a 2xx status, or is not JSON.

@@ -305,3 +305,18 @@ fn the_tier_of_an_answer_is_read_in_every_api() {
                    event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
     assert_eq!(of(Surface::Messages, message), Some(ServiceTier::Priority));
 }
+
+/// The provider goes on with such an answer where nobody can fetch it.
+#[test]
+fn a_response_that_is_put_off_is_not_complete() {
+    for (surface, status, is_complete) in [
+        (Surface::Responses, "completed", true),
+        (Surface::Responses, "incomplete", true),
+        (Surface::Responses, "queued", false),
+        (Surface::Responses, "in_progress", false),
+        (Surface::Chat, "queued", true),
+    ] {
+        let body = format!(r#"{{"id":"resp_1","object":"response","status":"{status}","error":null,"output":[]}}"#);
+        assert_eq!(whole(surface, body.as_bytes()).map(|seen| seen.complete), Ok(is_complete), "{status}");
+    }
+}

@@ -12,6 +12,7 @@ use penstock_auth::Principal;
 use penstock_base::error::Failure;
 use penstock_governed::Reservation;
 use penstock_relay::models::Entry;
+use penstock_types::ApiError;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Events, Open, Origin};
 
@@ -40,12 +41,26 @@ pub(crate) async fn admit(
     mut call: Call,
 ) -> Result<Admitted, Failure> {
     let Asked { mut shell, answer } = serving.plugins.ask(principal, &mut call).await?;
+    at_once(&call).map_err(|failure| told(&mut shell, failure))?;
     let entry = serving.entry_of(&call, principal).map_err(|failure| told(&mut shell, failure))?;
     let free = answer.is_some();
     let reserved =
         penstock_governed::admit(&gateway.governor, &serving.rules, principal, &mut call, &entry, free).await;
     let (reservation, opener) = reserved.map_err(|failure| told(&mut shell, failure))?;
     Ok(Admitted { call: Arc::new(call), entry, shell, answer, reservation, opener })
+}
+
+/// Checks that the answer is wanted at once. A provider that is sent a body with another wish answers with an id, under
+/// which nobody can fetch what it then makes and bills; a response in the background that is kept here is the
+/// gateway's own request.
+fn at_once(call: &Call) -> Result<(), Failure> {
+    match call.peek.later.filter(|_| !call.own) {
+        None => Ok(()),
+        Some(field) => {
+            let message = format!("{field}: an answer that is fetched later is not possible here: leave it out");
+            Err(ApiError::unsupported_value(field, message).into())
+        }
+    }
 }
 
 /// Tells the plugins of a failure before the answer, and returns the failure for the client.

@@ -46,6 +46,9 @@ pub struct Peek {
     pub choices: u32,
     /// Number of prompts in a completion request.
     pub prompts: u32,
+    /// Field by which the body asks for an answer that is made later and has to be fetched: `background` of a response,
+    /// xAI's `deferred` of a chat; null and false ask for none.
+    pub later: Option<&'static str>,
     /// Field that names fallback models for the upstream, where the body has one; a null value names none.
     pub other_models: Option<&'static str>,
     /// Service tier from `service_tier` (and Anthropic's `speed`), as far as a provider bills it differently.
@@ -143,6 +146,8 @@ fn field(
         }
         "stream" => out.stream = reader.boolean()?,
         "store" if reader.kind()? == Kind::Bool => out.stores = reader.boolean()?,
+        "background" if surface == Some(Surface::Responses) => out.later = is_wanted(reader)?.then_some("background"),
+        "deferred" if surface == Some(Surface::Chat) => out.later = is_wanted(reader)?.then_some("deferred"),
         "stream_options" => {
             let usage = stream_options(out, reader)?;
             out.stream_options = Some((from..reader.position(), usage));
@@ -156,6 +161,15 @@ fn field(
         }
     }
     Ok(())
+}
+
+/// Reads a switch that is on with any value but false: some servers take 1 or "true" for true.
+fn is_wanted(reader: &mut Reader<'_>) -> Result<bool, Fault> {
+    if reader.kind()? == Kind::Bool {
+        return reader.boolean();
+    }
+    reader.skip()?;
+    Ok(true)
 }
 
 /// Reads `stream_options`; returns whether usage is asked for.
@@ -255,6 +269,25 @@ mod tests {
         ] {
             let seen = peek(body.as_bytes(), CHAT, &Bounds::default()).expect("an object");
             assert_eq!(seen.other_models, expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn answers_that_are_wanted_later_are_seen() {
+        for (surface, body, expected) in [
+            (Surface::Responses, r#"{"background":true}"#, Some("background")),
+            (Surface::Responses, r#"{"b\u0061ckground":true}"#, Some("background")),
+            (Surface::Responses, r#"{"background":"true"}"#, Some("background")),
+            (Surface::Responses, r#"{"background":false}"#, None),
+            (Surface::Responses, r#"{"background":null}"#, None),
+            (Surface::Responses, r#"{"deferred":true}"#, None),
+            (Surface::Responses, r#"{"metadata":{"background":true}}"#, None),
+            (Surface::Chat, r#"{"deferred":true}"#, Some("deferred")),
+            (Surface::Chat, r#"{"deferred":false}"#, None),
+            (Surface::Chat, r#"{"background":true}"#, None),
+        ] {
+            let seen = peek(body.as_bytes(), Some(surface), &Bounds::default()).expect("an object");
+            assert_eq!(seen.later, expected, "{body}");
         }
     }
 

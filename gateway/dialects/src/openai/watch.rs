@@ -41,11 +41,12 @@ pub(crate) fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Ke
 }
 
 /// Inspects a whole answer that is forwarded unchanged, and gathers its facts in `seen`.
-pub(crate) fn whole(_surface: Surface, body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
+pub(crate) fn whole(surface: Surface, body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     let read = Top::read(body).map_err(|_| garbled())?;
     if read.error {
         return Err(fault_text(body));
     }
+    seen.complete = !(surface == Surface::Responses && read.is_open);
     (seen.finish, seen.usage, seen.tier) = (read.finish.or(read.status), read.usage, read.tier);
     Ok(())
 }
@@ -63,6 +64,8 @@ struct Top {
     error: bool,
     /// Finish reason from `status` of a response.
     status: Option<FinishReason>,
+    /// True if `status` says that a response has not ended.
+    is_open: bool,
 }
 
 impl Top {
@@ -90,7 +93,9 @@ impl Top {
                     reader.skip()
                 }
                 ("status", Kind::String) => {
-                    out.status = match reader.string()?.as_ref() {
+                    let status = reader.string()?;
+                    out.is_open = matches!(&*status, "queued" | "in_progress");
+                    out.status = match &*status {
                         "completed" => Some(FinishReason::Stop),
                         "incomplete" => Some(FinishReason::Length),
                         _ => None,
