@@ -42,12 +42,22 @@ pub(crate) async fn answer_whole(
     answer_events(gateway, principal, call, deadline, &mut |_| Ok(())).await
 }
 
-/// Whole answer of a call that runs in the background, with the memory charged for it.
+/// Whole answer of a call that runs in the background.
 pub(crate) struct Whole {
     /// Body of the answer as the client would have got it.
-    pub(crate) body: Bytes,
-    /// Memory charge, kept as long as the body is.
-    pub(crate) hold: Hold,
+    body: Bytes,
+    /// Memory charge of the body, of no bytes so far.
+    hold: Hold,
+}
+
+impl Whole {
+    /// The body, once there is memory for it, and the charge, to be kept as long as the body is. The wait has no bound,
+    /// and neither a deadline nor a cancel of the call ends it: the answer was paid for, and no client waits for it.
+    pub(crate) async fn charged(self) -> (Bytes, Hold) {
+        let Self { body, mut hold } = self;
+        hold.wait(body.len()).await;
+        (body, hold)
+    }
 }
 
 /// Observer of every event; its error ends the answer.
@@ -135,13 +145,7 @@ async fn collect(
     let body = answer.whole(&|choice| events.score(choice));
     let body = body.ok_or_else(|| Failure::internal("an answer without all its choices"))?;
     // Of no key's share: a body that is larger than the share would be waited for in vain.
-    let mut hold = gateway.answer_memory("", &gateway.serving().config.http).hold();
-    if hold.cover(body.len()).is_err() {
-        // The earlier charge is given back first, and the wait has no bound: the answer was paid for, and no client
-        // waits for it.
-        drop((answer, events));
-        hold.wait(body.len()).await;
-    }
+    let hold = gateway.answer_memory("", &gateway.serving().config.http).hold();
     Ok(Whole { body, hold })
 }
 

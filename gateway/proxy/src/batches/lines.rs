@@ -10,8 +10,8 @@ use http::HeaderMap;
 use penstock_proto::ErrorKind;
 use penstock_store::{BatchId, BatchRecord, FileId, Line, LineResult, StoreError, Tenant};
 use penstock_types::{Dialect, Surface};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::sync::{SemaphorePermit, watch};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Bench;
@@ -55,8 +55,10 @@ struct Job {
     queue: Arc<Queue>,
     /// Bytes that the results of the tenant's batches keep.
     output: Arc<Output>,
-    /// End of the batch's completion window; lines without a result then expire.
+    /// End of the batch's completion window; lines without an answer then expire.
     deadline: Instant,
+    /// Turns true when lines without an answer are to stop.
+    stop: watch::Sender<bool>,
 }
 
 impl Job {
@@ -65,8 +67,16 @@ impl Job {
     }
 }
 
+/// Outcome of the attempts at a line.
+struct Answered<'a> {
+    /// Slot of the line, given on when its result counts.
+    slot: SemaphorePermit<'a>,
+    request_id: String,
+    answered: Result<Whole, Failure>,
+}
+
 /// Runs lines until every one has a result, the window ends, or the batch is cancelled; then the batch is finalizing or
-/// cancelling.
+/// cancelling. However it ends, answers that are there are kept first.
 pub(super) async fn run(
     bench: &Arc<Bench>,
     tenant: &Tenant,
@@ -83,6 +93,7 @@ pub(super) async fn run(
         input: batch.input.clone(),
         endpoint: batch.endpoint.clone(),
         deadline: Instant::now() + Duration::from_secs(left),
+        stop: watch::Sender::new(false),
     });
     let mut tasks = JoinSet::new();
     let ended = tokio::select! {
@@ -92,9 +103,14 @@ pub(super) async fn run(
         () = sleep_until(job.deadline) => Ok(true),
         all = all(&job, &mut tasks) => all,
     };
-    // Dropping a line stops it at its upstream; what had no result by now has none.
-    tasks.shutdown().await;
-    match ended? {
+    job.stop.send_replace(true);
+    let mut kept = Ok(());
+    while let Some(ended) = tasks.join_next().await {
+        kept = kept.and(done(ended));
+    }
+    let ended = ended?;
+    kept?;
+    match ended {
         true => bench.keeper().store.finalize_batch(&batch.id, unix_seconds()).await,
         false => Ok(()),
     }
@@ -118,34 +134,66 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
             tasks.spawn(one(job.clone(), line));
         }
         match tasks.join_next().await {
-            Some(Ok(done)) => done?,
-            // Panics are caught where a line is answered; one anywhere else is a bug that must not end the batch wrongly.
-            Some(Err(error)) => return Err(StoreError::Broken(format!("a line's task: {error}"))),
+            Some(ended) => done(ended)?,
             None => return Ok(job.bench.gateway.begins_work()),
         }
     }
 }
 
-/// Runs one line until its result is stored.
+/// Result of a line's task. Panics are caught where a line is answered; one anywhere else is a bug that must not end the
+/// batch wrongly.
+fn done(ended: Result<Result<(), StoreError>, JoinError>) -> Result<(), StoreError> {
+    ended.unwrap_or_else(|error| Err(StoreError::Broken(format!("a line's task: {error}"))))
+}
+
+/// Runs one line until its result is stored, or until it is to stop without an answer.
 async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
+    let mut stop = job.stop.subscribe();
+    let answered = tokio::select! {
+        // A line that gets the slot of one that has stopped does not begin. Dropping an attempt stops it at its upstream.
+        biased;
+        _ = stop.wait_for(|stop| *stop) => None,
+        answered = attempts(&job, &line) => answered?,
+    };
+    let Some(Answered { slot, request_id, answered }) = answered else { return Ok(()) };
+    // The answer was paid for: from here on only a lost claim stops the line. Until the result is kept, the memory of
+    // the answer is its memory.
+    let (answered, _hold) = match answered {
+        Ok(whole) => {
+            let (body, hold) = whole.charged().await;
+            (Ok(body), Some(hold))
+        }
+        Err(failure) => (Err(failure), None),
+    };
+    let result = result(&job, &line, &request_id, answered);
+    let outcome = if result.ok { "completed" } else { "failed" };
+    // Before another line gets the slot, and asks whether there is room.
+    let pending = job.output.hold(&result);
+    drop(slot);
+    keep(&job, &line, result, outcome, pending).await
+}
+
+/// Attempts at a line until one has an answer, or a failure that stays. `None`: the line is the next process's, or was not
+/// run, since there is no room for its result.
+async fn attempts<'a>(job: &'a Job, line: &Line) -> Result<Option<Answered<'a>>, StoreError> {
     let (keeper, gateway) = (job.bench.keeper(), &job.bench.gateway);
     let attempts_max = gateway.serving().config.batches.attempts_max;
     let mut attempt = 1;
     loop {
         let slot = job.bench.slots.take(&job.queue).await?;
         if !gateway.begins_work() {
-            return Ok(());
+            return Ok(None);
         }
         let bytes_max = gateway.serving().config.batches.key_output_bytes_max;
         if patiently(job.id.as_str(), || job.output.is_full(keeper.store.as_ref(), bytes_max)).await? {
             drop(slot);
-            let result = refused(&job, &line, bytes_max);
+            let result = refused(job, line, bytes_max);
             let pending = job.output.hold(&result);
-            return keep(&job, &line, result, QUOTA, pending).await;
+            return keep(job, line, result, QUOTA, pending).await.map(|()| None);
         }
         let running = Guard::new(&keeper.running.lines);
         let request_id = new_request_id();
-        let answered = match caught(answer(&job, &line, &request_id)).await {
+        let answered = match caught(answer(job, line, &request_id)).await {
             Ok(answered) => answered?,
             Err(panic) => {
                 gateway.metrics.count(Metric::Panics, &[]);
@@ -155,7 +203,9 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
         drop(running);
         match answered {
             // This process ends: the line is the next one's, whatever it failed of here.
-            Err(_) if gateway.live.is_background_over() => return Ok(()),
+            Err(_) if gateway.live.is_background_over() => return Ok(None),
+            // The window has ended, maybe before this task was told: the line expires.
+            Err(_) if Instant::now() >= job.deadline => return Ok(None),
             Err(failure) if failure.should_retry() && attempt < attempts_max => {
                 drop(slot);
                 gateway.metrics.count(Metric::BatchLines, &[("outcome", "retried")]);
@@ -163,22 +213,10 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
                 tokio::select! {
                     () = sleep(pause(attempt, failure.retry_after)) => attempt += 1,
                     // The next attempt is the other process's, which gets the lead when nothing runs here any more.
-                    () = gateway.work_over() => return Ok(()),
+                    () = gateway.work_over() => return Ok(None),
                 }
             }
-            answered => {
-                // Until the result is kept, the memory of the answer is its memory.
-                let (answered, _hold) = match answered {
-                    Ok(Whole { body, hold }) => (Ok(body), Some(hold)),
-                    Err(failure) => (Err(failure), None),
-                };
-                let result = result(&job, &line, &request_id, answered);
-                let outcome = if result.ok { "completed" } else { "failed" };
-                // Before another line gets the slot, and asks whether there is room.
-                let pending = job.output.hold(&result);
-                drop(slot);
-                return keep(&job, &line, result, outcome, pending).await;
-            }
+            answered => return Ok(Some(Answered { slot, request_id, answered })),
         }
     }
 }

@@ -12,11 +12,13 @@ use penstock_store::{
     BatchRecord, CHUNK_BYTES_MAX, FileId, NewBatch, NewFile, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
     ResponseStatus, Sqlite, SqliteOptions, Store, Tenant,
 };
-use penstock_types::ChatEvent;
+use penstock_types::{ChatEvent, FinishReason};
 use penstock_types::{DetokenizeRequest, TokenizeRequest};
+use tokio::sync::Semaphore;
 
 use super::*;
 use crate::Failure;
+use crate::event_log::Log;
 use penstock_config::Overrides;
 use penstock_kv_feed::Feed;
 use penstock_telemetry::{AccessLog, Gauge};
@@ -25,14 +27,29 @@ use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Events, Facts, Origin, Prepared, Upstream, not_forwarded};
 
+/// Bytes of the answer to `wide`, each of which has six in JSON.
+const WIDE_BYTES: usize = 1 << 20;
+
 /// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `later` asks for an hour's
-/// pause, `panic`, `hang`.
-#[derive(Default)]
+/// pause, `panic`, `hang`; `gate` answers when the test lets it, and `wide` with a text that is larger as JSON.
 struct Script {
     opened: AtomicUsize,
+    /// Permits of calls that wait at the gate.
+    gate: Semaphore,
     /// Calls that hang now.
     hanging: AtomicUsize,
     seen: Mutex<HashMap<Bytes, u32>>,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            opened: AtomicUsize::new(0),
+            gate: Semaphore::new(0),
+            hanging: AtomicUsize::new(0),
+            seen: Mutex::default(),
+        }
+    }
 }
 
 #[async_trait]
@@ -69,7 +86,19 @@ impl Upstream for Script {
             let _hanging = Hanging::new(&self.hanging);
             std::future::pending::<()>().await;
         }
-        Ok(Box::new(Once(Some(call.body.clone()))))
+        if text.contains("gate") {
+            self.gate.acquire().await.expect("never closed").forget();
+        }
+        if text.contains("wide") {
+            call.decoded().await?;
+            let text = "\u{1}".repeat(WIDE_BYTES);
+            let text = ChatEvent::Text { choice: 0, text, logprobs: Vec::new(), tokens: Vec::new() };
+            return Ok(Box::new(Once(vec![
+                text,
+                ChatEvent::Finish { choice: 0, reason: FinishReason::Stop, stop: None },
+            ])));
+        }
+        Ok(Box::new(Once(vec![ChatEvent::Raw(call.body.clone())])))
     }
 
     async fn count(&self, _: Arc<Call>) -> Result<Option<u64>, Failure> {
@@ -115,12 +144,12 @@ impl Drop for Hanging<'_> {
     }
 }
 
-/// Events whose one answer is the request.
-struct Once(Option<Bytes>);
+/// Events of an answer that comes at once.
+struct Once(Vec<ChatEvent>);
 
 impl Events for Once {
     fn poll_events(&mut self, _: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
-        out.extend(self.0.take().map(ChatEvent::Raw));
+        out.append(&mut self.0);
         Poll::Ready(Ok(false))
     }
 
@@ -180,6 +209,15 @@ impl Bed {
         }
     }
 
+    /// Waits until the store has refused a write, as it does with a result that has no room.
+    async fn refuses(&self, before: u64) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.store.stats().errors <= before {
+            assert!(Instant::now() < deadline, "nothing was refused");
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     async fn ended(&self, tenant: &Tenant, id: &BatchId) -> BatchRecord {
         self.until(tenant, id, |batch| batch.status.is_end()).await
     }
@@ -229,6 +267,39 @@ fn renewal(gateway: &Arc<Gateway>) -> tokio::task::JoinHandle<()> {
 
 fn memory() -> Arc<dyn Store> {
     Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("opens"))
+}
+
+/// A database without room for more than a few thousand results.
+fn small() -> Arc<dyn Store> {
+    Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 4 << 20 }).expect("opens"))
+}
+
+/// Fills a bounded store up with one file, so that no result has room until the file is deleted.
+async fn fill(store: &dyn Store) -> FileId {
+    let new = NewFile {
+        purpose: "batch".into(),
+        name: "filler".into(),
+        bytes: 8 << 20,
+        created: unix_seconds(),
+        expires: None,
+        tenant_bytes_max: u64::MAX,
+        tenant_files_max: 100,
+    };
+    let id = store.begin_file(&filler(), new).await.expect("begun");
+    let piece = Bytes::from(vec![b'x'; 3000]);
+    for at in (0..).step_by(piece.len()) {
+        match store.append(&filler(), &id, at, piece.clone()).await {
+            Ok(()) => {}
+            Err(StoreError::Full) => return id,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    unreachable!("the store is bounded")
+}
+
+/// Owner of the file that fills a store.
+fn filler() -> Tenant {
+    Tenant::new("filler")
 }
 
 fn new_batch(input: FileId, expires: u64) -> NewBatch {
@@ -650,4 +721,86 @@ async fn a_response_with_large_earlier_turns_does_not_wait_for_ever() {
         }
         runner.abort();
     }
+}
+
+/// A result that was paid for waits for the store, whatever ends the batch meanwhile; what has no answer yet is stopped.
+#[tokio::test]
+async fn an_answer_that_waits_for_the_store_is_kept_when_the_batch_ends() {
+    for is_cancelled in [true, false] {
+        let bed = Bed::new(small(), "");
+        let expires = if is_cancelled { tomorrow() } else { unix_seconds() + 2 };
+        let id = bed.batch(&nobody(), &file(&["gate", "hang"]), expires).await;
+        bed.opened(2).await;
+        let full = fill(bed.store.as_ref()).await;
+        let errors = bed.store.stats().errors;
+        bed.script.gate.add_permits(1);
+        bed.refuses(errors).await;
+        if is_cancelled {
+            bed.store.cancel_batch(&nobody(), &id, unix_seconds()).await.expect("cancelled");
+            bed.gateway.keeper().expect("a store").wake.notify_one();
+        }
+        bed.hangs(0).await;
+        sleep(Duration::from_millis(200)).await;
+        bed.store.delete_file(&filler(), &full).await.expect("deleted");
+        let batch = bed.ended(&nobody(), &id).await;
+        let expected = if is_cancelled { BatchStatus::Cancelled } else { BatchStatus::Expired };
+        assert_eq!((batch.status, batch.counts.completed, batch.counts.failed), (expected, 1, 1));
+        assert_eq!(bed.lines(&nobody(), batch.output.as_ref()).await.len(), 1);
+    }
+}
+
+/// The lines of a batch are answered in it; whoever answers later bills an answer that nobody can fetch.
+#[tokio::test]
+async fn a_line_that_wants_its_answer_later_is_refused() {
+    let bed = Bed::new(memory(), "");
+    for (endpoint, body, field) in [
+        ("/v1/responses", r#"{"model":"m","input":"ok","background":true}"#, Some("background")),
+        ("/v1/responses", r#"{"model":"m","input":"ok","background":1}"#, Some("background")),
+        ("/v1/responses", r#"{"model":"m","input":"ok","background":false}"#, None),
+        ("/v1/responses", r#"{"model":"m","input":"ok","background":null}"#, None),
+        ("/v1/chat/completions", r#"{"model":"m","messages":[],"deferred":true}"#, Some("deferred")),
+        ("/v1/chat/completions", r#"{"model":"m","messages":[],"deferred":false,"background":true}"#, None),
+    ] {
+        let before = bed.script.opened.load(Ordering::SeqCst);
+        let line = format!(r#"{{"custom_id":"c0","method":"POST","url":"{endpoint}","body":{body}}}"#);
+        let input = put(bed.store.as_ref(), &nobody(), &(line + "\n")).await;
+        let new = NewBatch { endpoint: endpoint.into(), ..new_batch(input, tomorrow()) };
+        let id = bed.store.create_batch(&nobody(), new).await.expect("made").expect("the file is there").id;
+        bed.gateway.keeper().expect("a store").wake.notify_one();
+        let batch = bed.ended(&nobody(), &id).await;
+        let asked = bed.script.opened.load(Ordering::SeqCst) - before;
+        assert_eq!((batch.counts.failed > 0, asked), (field.is_some(), usize::from(field.is_none())), "{body}");
+        let Some(field) = field else { continue };
+        let errors = bed.lines(&nobody(), batch.errors.as_ref()).await;
+        assert!(
+            errors[0].contains(r#""status_code":400"#) && errors[0].contains(&format!("\"param\":\"{field}\"")),
+            "{errors:?}"
+        );
+    }
+}
+
+/// A client that follows here what another gateway answers gives this process a log; the events that the other has told
+/// are not in it.
+#[tokio::test]
+async fn a_streamed_response_of_a_gateway_that_is_gone_is_not_begun_again_where_a_client_follows() {
+    let bed = Bed::new(memory(), "");
+    let request = r#"{"model":"m","input":"ok","background":true,"stream":true}"#;
+    let record = ResponseRecord { status: ResponseStatus::InProgress, ..queued_response(request) };
+    let id = record.id.clone();
+    let queued = Bytes::from_static(b"event: a\ndata: {}\n\nevent: b\ndata: {}\n\n");
+    let log = bed.gateway.keeper().expect("a store").logs.of(&id, || Log::new(&queued, 1 << 20));
+    assert_eq!(log.next(), 2, "as long as a response waits");
+    let room = ResponseRoom { tenant_max: 10, tenant_bytes_max: 1 << 20, bytes_max: 1 << 20 };
+    bed.store.save_response(&nobody(), record, room).await.expect("saved");
+    let runner = tokio::spawn(background::run(bed.gateway.clone()));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while bed.store.response_state(&nobody(), &id).await.expect("read").expect("there").status != ResponseStatus::Ended
+    {
+        assert!(Instant::now() < deadline, "it has not ended");
+        sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(bed.script.opened.load(Ordering::SeqCst), 0);
+    let body = bed.store.response(&nobody(), &id).await.expect("read").expect("there").body;
+    assert!(String::from_utf8_lossy(&body).contains("\"failed\""), "{body:?}");
+    runner.abort();
 }
