@@ -134,6 +134,7 @@ struct Bound {
     tenant: Arc<str>,
     weight: u32,
     rank: Rank,
+    sequences: u32,
     /// Output tokens that the request has emitted so far.
     emitted: u64,
     /// Hashes of the blocks promised to be at the worker; `None` after the first token, when they are resident.
@@ -376,7 +377,7 @@ impl Fleet {
         self.has_moved = true;
         self.queue.remove(request);
         self.settle(request);
-        if let Some(bound) = self.bound.remove(&request).filter(|bound| bound.emitted > 0) {
+        if let Some(bound) = self.unbind(request).filter(|bound| bound.emitted > 0) {
             self.site.output_tokens += (bound.emitted as f64 - self.site.output_tokens) / 64.0;
         }
     }
@@ -403,10 +404,17 @@ impl Fleet {
     /// Takes back the last binding, whose request was not sent to the worker after all.
     pub fn unsent(&mut self, request: RequestId) {
         self.settle(request);
-        let Some(bound) = self.bound.remove(&request) else { return };
+        let Some(bound) = self.unbind(request) else { return };
         if let Some(view) = self.site.workers.get_mut(&bound.worker) {
             view.unsend(bound.sent);
         }
+    }
+
+    /// Removes what is known of a bound request, and its sequences from those of its worker.
+    fn unbind(&mut self, request: RequestId) -> Option<Bound> {
+        let bound = self.bound.remove(&request)?;
+        self.site.workers.get_mut(&bound.worker).into_iter().for_each(|view| view.end(bound.rank, bound.sequences));
+        Some(bound)
     }
 
     /// Binds a request to a worker chosen by the caller, as in a migration; `cached_tokens` of its prompt are there.
@@ -435,8 +443,9 @@ impl Fleet {
         self.site.index.promise(worker, &hashes);
         let View { tenant, weight, priority, .. } = waiting.view;
         let rank = (priority, FIRST);
-        self.site.workers.get_mut(&worker).into_iter().for_each(|view| view.begin(request, rank, rows));
-        self.bound.insert(request, Bound { worker, sent, tenant, weight, rank, emitted, hashes: Some(hashes) });
+        self.site.workers.get_mut(&worker).into_iter().for_each(|view| view.begin(request, rank, sequences, rows));
+        self.bound
+            .insert(request, Bound { worker, sent, tenant, weight, rank, sequences, emitted, hashes: Some(hashes) });
         true
     }
 
@@ -612,8 +621,9 @@ impl Fleet {
         let rank = self.queue.rank(&waiting.view);
         self.queue.serve(tenant, *weight, charge);
         let (tenant, weight) = (Arc::clone(tenant), *weight);
-        self.site.workers.get_mut(&worker).into_iter().for_each(|view| view.begin(request, rank, rows));
-        self.bound.insert(request, Bound { worker, sent, tenant, weight, rank, emitted: 0, hashes: Some(hashes) });
+        self.site.workers.get_mut(&worker).into_iter().for_each(|view| view.begin(request, rank, sequences, rows));
+        let hashes = Some(hashes);
+        self.bound.insert(request, Bound { worker, sent, tenant, weight, rank, sequences, emitted: 0, hashes });
         self.site.turn = self.site.turn.wrapping_add(1);
         let explanation = self.explanation(&waiting, candidates, Some(chosen), now);
         if self.decisions.len() >= DECISIONS_MAX {

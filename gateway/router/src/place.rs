@@ -5,6 +5,9 @@
 //! count; except when the worker has most of the prompt, which would have to be computed elsewhere. That is still better
 //! than an error: for the last quarter of the time that the caller lets it wait, only free workers count for any request.
 //!
+//! A worker that lacks pages for the prompt is not free either, unless waiting frees none: there the request would stand first in
+//! line and stop all behind it, while another worker may have pages sooner.
+//!
 //! Where a pool has objectives, a worker is not free for a request that would slow the sequences there beyond the
 //! promised TPOT: the request goes elsewhere, or waits until one of them has ended. Resumed requests are exempt: they
 //! were admitted before.
@@ -150,7 +153,7 @@ impl Market<'_> {
             candidates.iter().any(|candidate| !candidate.free && has_most(candidate.found, &waiting.view));
         let held_too_long =
             !waits_for_most && waiting.held.is_some_and(|held| self.now.saturating_sub(held.since) > HOLD_MAX);
-        let is_last_call = self.hold_max.is_some_and(|most| self.now.saturating_sub(waiting.since) > most);
+        let is_last_call = self.is_last_call(waiting);
         if (held_too_long || is_last_call) && candidates.iter().any(|candidate| candidate.free) {
             candidates.retain(|candidate| candidate.free);
         }
@@ -163,6 +166,11 @@ impl Market<'_> {
             self.policy.choose(&asked, &candidates, random)
         };
         Some(Placement { candidates, chosen, exact: true })
+    }
+
+    /// Returns true in the last quarter of the time that the caller lets the request wait.
+    fn is_last_call(&self, waiting: &Waiting) -> bool {
+        self.hold_max.is_some_and(|most| self.now.saturating_sub(waiting.since) > most)
     }
 
     /// Seconds of prefill at the worker with the least.
@@ -184,6 +192,8 @@ impl Market<'_> {
             let took = self.now.saturating_sub(held.since).as_secs_f64();
             OVERDUE * (took - 1.5 * held.promised - HOLD_SLACK).max(0.0)
         });
+        // What has begun elsewhere is not held, and what has waited long enough waits on at a worker.
+        let needs_pages = !view.resumed && !self.is_last_call(waiting);
         let mut candidates = Vec::with_capacity(waiting.found.len());
         for (id, found) in &waiting.found {
             let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker, suits);
@@ -193,13 +203,21 @@ impl Market<'_> {
                 || takes_part && worker.starts_one(view.sequences)
                 || worker.lets_pass(self.rank, view.sequences.max(1), blocks);
             let crowded = self.crowds(worker, view);
-            let free = has_room && !crowded;
+            let free = has_room && !crowded && (!needs_pages || self.has_pages(worker, *id, view, *found));
             let mut candidate = self.price(worker, *id, view, *found, &waiting.found, free);
             candidate.crowded = crowded;
             candidate.overdue = if free || has_most(*found, view) { 0.0 } else { overdue };
             candidates.push(candidate);
         }
         candidates
+    }
+
+    /// Returns true if the worker would start the prompt rather than keep it until others have ended, while all behind it wait as well.
+    /// Requests that wait here for the worker come first.
+    fn has_pages(&self, worker: &WorkerView, id: WorkerId, view: &View, found: Found) -> bool {
+        let have = (found.device + found.promised) as usize;
+        let blocks = view.tokens.len().saturating_sub(have).div_ceil(BLOCK_TOKENS) as u32;
+        worker.has_pages(blocks.saturating_add(self.blocks_ahead[usize::from(id.0)]), view.priority)
     }
 
     /// Price of the request at one worker.

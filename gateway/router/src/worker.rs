@@ -68,6 +68,8 @@ pub(crate) struct WorkerView {
     prefilling: BTreeMap<(Rank, RequestId), usize>,
     /// Prefill that other workers will ask for, with the number of states heard since: the second state counts it itself.
     lent: Vec<(Sent, u8)>,
+    /// Sequences that this gateway has at the worker, by priority.
+    bound: BTreeMap<i32, u32>,
     pub(crate) suspended: bool,
     /// Smoothed seconds of prefill per step with decodes: the time that sequences wait for others between two tokens.
     stall: f64,
@@ -86,8 +88,8 @@ impl WorkerView {
 
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {
         fit.observe_state(&member.state);
-        let (unseen, prefilling) = Default::default();
-        Self { member, fit, unseen, sent: 0, prefilling, lent: Vec::new(), suspended: false, stall: 0.0 }
+        let (unseen, prefilling, bound) = Default::default();
+        Self { member, fit, unseen, sent: 0, prefilling, lent: Vec::new(), bound, suspended: false, stall: 0.0 }
     }
 
     /// Takes in a state that counts the first `accepted` frames.
@@ -177,9 +179,32 @@ impl WorkerView {
         self.credits() >= sequences.min(self.most_credits()).max(1) && self.has_rows()
     }
 
-    /// Counts a request's uncached tokens as prefill at the worker until its first token.
-    pub(crate) fn begin(&mut self, request: RequestId, rank: Rank, rows: usize) {
+    /// Returns true if the worker has pages for `blocks` blocks beside those that waiting requests and requests on their way will take.
+    /// Also where waiting frees none: nothing runs there, or what runs may be preempted by a request of this priority. Sequences of other
+    /// gateways count as such, since their priority is not known.
+    pub(crate) fn has_pages(&self, blocks: u32, priority: i32) -> bool {
+        let state = &self.member.state;
+        let taken = state.blocks_wanted.saturating_add(self.promised_blocks());
+        let known: u32 = self.bound.values().sum();
+        let preempts =
+            state.running > known || self.bound.range((Bound::Excluded(priority), Bound::Unbounded)).next().is_some();
+        state.running == 0 || preempts || state.blocks_free >= taken.saturating_add(blocks).min(state.blocks_total)
+    }
+
+    /// Counts a request's sequences at the worker until it ends, and its uncached tokens as prefill until its first token.
+    pub(crate) fn begin(&mut self, request: RequestId, rank: Rank, sequences: u32, rows: usize) {
         self.prefilling.insert((rank, request), rows);
+        *self.bound.entry(rank.0).or_default() += sequences;
+    }
+
+    /// Removes the sequences of a request that has ended or left.
+    pub(crate) fn end(&mut self, rank: Rank, sequences: u32) {
+        let left = self.bound.get(&rank.0).map_or(0, |bound| bound.saturating_sub(sequences));
+        if left == 0 {
+            self.bound.remove(&rank.0);
+        } else {
+            self.bound.insert(rank.0, left);
+        }
     }
 
     /// Removes a request that has its first token or has left.

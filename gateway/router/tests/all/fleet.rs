@@ -311,6 +311,73 @@ fn nobody_passes_where_there_is_no_room_for_its_blocks() {
     assert_eq!(bindings(&mut fleet, 0), [(2, A, true)], "what began elsewhere passes all");
 }
 
+/// Fleet of one worker that runs one request of this priority and has ten pages and eight credits left.
+fn short_of_pages(priority: i32, limits: Limits) -> Fleet {
+    let mut fleet = fleet(limits);
+    fleet.join(A, member("n", 1), &[]);
+    fleet.enqueue(RequestId(1), View { priority, ..of_length(1, 100) }, Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
+    fleet.update(A, Some(&EngineState { running: 1, blocks_free: 10, ..state(8) }), &[], 1);
+    fleet
+}
+
+/// Request whose prompt shares no block with others.
+fn of_length(token: u32, tokens: usize) -> View {
+    View { tokens: vec![token; tokens].into(), ..view(0) }
+}
+
+#[test]
+fn a_prompt_without_pages_waits_in_the_gateway_and_nobody_takes_what_it_waits_for() {
+    let mut fleet = short_of_pages(0, Limits::default());
+    fleet.enqueue(RequestId(2), of_length(2, 640), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(3), of_length(3, 64), Duration::from_secs(1)).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), [], "20 blocks do not fit into 10, and 2 of them are not for who came later");
+    fleet.update(A, Some(&EngineState { running: 1, blocks_free: 22, ..state(8) }), &[], 1);
+    assert_eq!(bindings(&mut fleet, 1), [(2, A, true), (3, A, true)]);
+}
+
+#[test]
+fn a_prompt_that_waits_for_pages_goes_where_pages_are() {
+    let mut fleet = short_of_pages(0, Limits::default());
+    fleet.enqueue(RequestId(2), of_length(2, 640), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), []);
+    fleet.join(B, member("n", 8), &[]);
+    assert_eq!(bindings(&mut fleet, 2), [(2, B, true)]);
+}
+
+#[test]
+fn pages_are_waited_for_only_where_they_come() {
+    let big = |fleet: &mut Fleet, view: View| {
+        fleet.enqueue(RequestId(2), View { tokens: of_length(2, 640).tokens, ..view }, Duration::ZERO).expect("room");
+        bindings(fleet, 0)
+    };
+    let bound = [(2, A, true)];
+    let mut idle = short_of_pages(0, Limits::default());
+    idle.update(A, Some(&EngineState { blocks_free: 10, ..state(8) }), &[], 1);
+    assert_eq!(big(&mut idle, view(0)), bound, "nothing runs: nothing will end");
+    assert_eq!(big(&mut short_of_pages(0, Limits::default()), resumed("n")), bound, "it has begun elsewhere");
+    assert_eq!(big(&mut short_of_pages(1, Limits::default()), view(0)), bound, "the less urgent one is preempted");
+    assert_eq!(big(&mut short_of_pages(0, Limits::default()), View { priority: 1, ..view(0) }), []);
+    let mut shared = short_of_pages(0, Limits::default());
+    shared.update(A, Some(&EngineState { running: 2, blocks_free: 10, ..state(8) }), &[], 1);
+    assert_eq!(big(&mut shared, view(0)), bound, "another gateway's sequence may be less urgent");
+    let mut late = short_of_pages(0, Limits { wait_max: Some(Duration::from_secs(40)), ..Limits::default() });
+    assert_eq!(big(&mut late, view(0)), []);
+    assert_eq!(bindings(&mut late, 29), []);
+    assert_eq!(bindings(&mut late, 31), bound, "the last quarter of its wait: better at a worker than refused");
+}
+
+#[test]
+fn what_has_ended_is_not_taken_for_less_urgent() {
+    let mut fleet = short_of_pages(1, Limits::default());
+    fleet.remove(RequestId(1));
+    fleet.enqueue(RequestId(2), of_length(2, 64), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [(2, A, true)]);
+    fleet.update(A, Some(&EngineState { running: 1, blocks_free: 10, ..state(8) }), &[], 2);
+    fleet.enqueue(RequestId(3), of_length(3, 640), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), []);
+}
+
 #[test]
 fn stalled_sequences_hold_no_slot() {
     let mut fleet = fleet(Limits::default());
