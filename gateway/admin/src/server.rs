@@ -9,6 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener as StdUnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +20,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use penstock_base::panics::message;
 use penstock_config::{ADMIN_LISTEN, AdminListen};
 use penstock_http::late;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -163,7 +165,10 @@ impl Running {
             runtime.spawn(async move {
                 loop {
                     tokio::time::sleep(CHORE_EACH).await;
-                    chore();
+                    // Without it no session at the console would be looked at again.
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(&chore)) {
+                        tracing::error!(panic = message(panic.as_ref()), "a chore of the admin API panicked");
+                    }
                 }
             });
             runtime.block_on(async {

@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use penstock_base::clock;
+use penstock_base::panics::supervised;
 use penstock_config::WebhookConfig;
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::Fleet;
@@ -64,7 +65,7 @@ impl Webhooks {
                 tokio::select! {
                     // Err: the owner is gone.
                     _ = stopped.wait_for(|stop| *stop) => {}
-                    () = run(&watched) => {}
+                    () = supervised("webhooks", || run(&watched), || tokio::time::sleep(LOOK_EACH)) => {}
                 }
             });
             runtime.shutdown_timeout(STOP_GRACE);
