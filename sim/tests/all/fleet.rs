@@ -113,7 +113,7 @@ fn what_the_device_forgot_comes_from_disk_and_from_what_all_share() {
 
 #[test]
 fn blocks_come_ahead_of_requests_that_wait() {
-    let trace = short(120);
+    let trace = slice();
     // So many requests at a time that many wait.
     let busy = |prefetch| run(&trace, &Setup { rate: 6.0, ..tiered(400_000, 0, prefetch) });
     let [with, without] = [true, false].map(busy);
@@ -152,10 +152,10 @@ fn trace_share(trace: &Trace) -> f64 {
 
 #[test]
 fn nothing_waits_for_a_tier_of_an_engine_that_died() {
-    let trace = short(120);
+    let trace = slice();
     let kills = (0..12).map(|at| Kill { engine: at % 4, at: 4.0 + 3.0 * at as f64, away: 2.0 }).collect();
     let (report, outcomes) = run_with_outcomes(&trace, &Setup { kills, ..tiered(200_000, 800_000, true) });
-    assert!(report.resumes > 10 && report.tier_hit > 0.0, "{report:?}");
+    assert!(report.resumes > 10 && report.tier_hit > 0.02 && report.prefetched > 100, "{report:?}");
     for (outcome, request) in outcomes.iter().zip(&trace.requests) {
         assert_eq!(outcome.tokens, request.output, "every token once");
     }

@@ -9,11 +9,11 @@ use super::{Engine, Sizes, Speed};
 use crate::fleet::ask::Ask;
 use penstock_kv::load::{LoadTime, worth_loading};
 use penstock_kv::tier::Link;
-use penstock_kv::{BlockPool, Placed, SlotId, TierPool};
+use penstock_kv::{BlockPool, Placed, SlotId, Spared, TierPool};
 use penstock_proto::frames::{KvEvent, Tier, TierState};
-use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, WorkId};
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -79,6 +79,8 @@ pub(super) struct Tiers {
     reading: Option<Read>,
     /// Prefetched blocks that no request has found, with their arrival times.
     fresh: HashMap<BlockHash, f64>,
+    /// Blocks of the requests that wait here, or for their start after a load; by their numbers.
+    spared: Spared,
 }
 
 impl Tiers {
@@ -92,8 +94,8 @@ impl Tiers {
         };
         let levels: Vec<_> = sizes.into_iter().zip(READ_SECONDS).map(level).collect();
         let levels: Vec<_> = levels.into_iter().filter(|level| level.pool.total() > 0).collect();
-        let (held, fresh) = Default::default();
-        (!levels.is_empty()).then_some(Self { levels, store, held, reading: None, fresh })
+        let (held, fresh, spared) = Default::default();
+        (!levels.is_empty()).then_some(Self { levels, store, held, reading: None, fresh, spared })
     }
 
     /// Takes a block that leaves the level above `at`.
@@ -176,6 +178,14 @@ impl Tiers {
     /// Records that a request found these blocks on the device; returns the number of prefetched ones.
     fn found(&mut self, blocks: &[BlockHash]) -> usize {
         if self.fresh.is_empty() { 0 } else { blocks.iter().filter(|hash| self.fresh.remove(hash).is_some()).count() }
+    }
+
+    /// Returns true if the device has room for a block behind `parent`, for a request that is here or an announced one: as at a
+    /// worker, a load ends where it would evict a block that a waiting request has, or that was prefetched for another one.
+    fn has_room(&self, parent: Option<BlockHash>, is_ahead: bool, device: &BlockPool) -> bool {
+        let is_kept =
+            |block| Some(block) == parent || self.spared.contains(block) || is_ahead && self.fresh.contains_key(&block);
+        !device.next_evicted().is_some_and(is_kept)
     }
 
     fn hold(&mut self, held: Held) {
@@ -292,6 +302,7 @@ impl Engine {
     /// Ends the read, which took `seconds`. True if all announced blocks of a request are here, which no step may
     /// report.
     pub fn arrived(&mut self, seconds: f64, now: f64) -> bool {
+        self.spare_fewer();
         let Some(tiers) = &mut self.tiers else { return false };
         let Some(Read { level, blocks }) = tiers.reading.take() else { return false };
         let from = &mut tiers.levels[level];
@@ -305,10 +316,13 @@ impl Engine {
             return false;
         };
         let Held { ask, ahead, touched, .. } = &mut tiers.held[at];
-        let (hashes, is_ahead) = (Arc::clone(&ask.hashes), *ahead);
+        let (hashes, is_ahead, request) = (Arc::clone(&ask.hashes), *ahead, WorkId(ask.request as u64));
         if !std::mem::replace(touched, true) {
             // Later blocks are useless without the ones before them.
             self.pool.touch(hashes[..first].iter().copied());
+            if !is_ahead {
+                tiers.spared.add(request, &hashes[..first]);
+            }
         }
         let came = blocks.iter().zip(first..).take_while(|((hash, _), block)| hashes.get(*block) == Some(hash));
         let came: Vec<usize> = came.map(|(_, block)| block).collect();
@@ -319,9 +333,20 @@ impl Engine {
             }
             let held = self.tiers.as_mut().map(|tiers| &mut tiers.held[at]).filter(|held| !held.ahead);
             held.into_iter().for_each(|held| held.ask.brought += BLOCK_TOKENS);
+            let tiers = self.tiers.as_mut().filter(|_| !is_ahead);
+            tiers.into_iter().for_each(|tiers| tiers.spared.add(request, &[hashes[block]]));
         }
         self.collect_events();
         is_ahead && self.tiers.as_ref().is_some_and(|tiers| first + blocks.len() >= tiers.held[at].end)
+    }
+
+    /// Ends the sparing of blocks for requests that have started or ended.
+    fn spare_fewer(&mut self) {
+        let Some(tiers) = self.tiers.as_mut().filter(|tiers| !tiers.spared.is_empty()) else { return };
+        let held = tiers.held.iter().filter(|held| !held.ahead).map(|held| &held.ask);
+        let asks = held.chain(self.waiting.iter().map(|waiting| &waiting.ask));
+        let waiting: HashSet<WorkId> = asks.map(|ask| WorkId(ask.request as u64)).collect();
+        tiers.spared.retain(|id| waiting.contains(&id));
     }
 
     /// Imports a block into the device; false if there is no room.
@@ -330,9 +355,14 @@ impl Engine {
         if self.pool.find(hash).is_some() {
             return true;
         }
+        let parent = block.checked_sub(1).map(|parent| hashes[parent]);
+        let is_behind = parent.is_none_or(|parent| self.pool.find(parent).is_some() || self.is_known(parent));
+        let has_room = self.tiers.as_ref().is_none_or(|tiers| tiers.has_room(parent, ahead.is_some(), &self.pool));
+        if !is_behind || !has_room {
+            return false;
+        }
         let Some(page) = self.allocate() else { return false };
-        let page = self.pool.seal(page, block.checked_sub(1).map(|parent| hashes[parent]), hash);
-        self.pool.release(page);
+        self.pool.adopt(page, parent, hash);
         if let (Some(now), Some(tiers)) = (ahead, &mut self.tiers) {
             tiers.fresh.insert(hash, now);
         }
