@@ -128,6 +128,21 @@ impl Move {
         Self { from, to, sessions, cause, began: now, round: 0, chains: Vec::new(), done }
     }
 
+    /// Notes the blocks of each choice that came with those of another one.
+    fn share(&mut self, sealed: &[(u32, Vec<BlockHash>)]) {
+        let sealed_of = |choice| sealed.iter().find(|(of, _)| *of == choice).map_or(&[][..], |(_, hashes)| hashes);
+        let Some(most) = self.chains.iter().max_by_key(|chain| chain.have) else { return };
+        let there = sealed_of(most.choice);
+        let there = &there[..most.have.min(there.len())];
+        for chain in &mut self.chains {
+            let common = sealed_of(chain.choice).iter().zip(there).take_while(|(own, there)| own == there).count();
+            if common > chain.have {
+                let gained = chain.have - chain.had;
+                (chain.have, chain.had) = (common, common - gained);
+            }
+        }
+    }
+
     /// Number of leading KV blocks that the new worker has of every choice.
     pub(super) fn blocks(&self) -> usize {
         self.chains.iter().map(|chain| chain.have).min().unwrap_or(0)
@@ -229,6 +244,7 @@ impl Moves {
                 one.chains.push(Chain { choice: *choice, have: 0, had: 0, pull: None });
             }
         }
+        one.share(sealed);
         let have = |choice| one.chains.iter().find(|chain| chain.choice == choice).map_or(0, |chain| chain.have);
         let missing = sealed.iter().map(|(choice, chain)| chain.len().saturating_sub(have(*choice))).max().unwrap_or(0);
         let brings = one.round == 0 || one.chains.iter().any(|chain| chain.have > chain.had);
@@ -423,6 +439,15 @@ mod tests {
         assert_eq!(moves.advance(REQUEST, &sealed), Next::Wait, "the other one runs");
         pulled(&mut moves, 3, 21);
         assert_eq!(moves.advance(REQUEST, &sealed), Next::Change);
+        assert_eq!(moves.counts.blocks, 23 + 4 + 1, "what came once is counted once");
+
+        // Nothing more is pulled where at most a block of each is missing.
+        let mut moves = self::moves(Cause::Leaving, now).0;
+        let sealed = [chain(1, 1), chain(2, 1), chain(3, 0)];
+        assert_eq!(asked(&mut moves, &sealed), [(1, 21)]);
+        pulled(&mut moves, 1, 21);
+        assert_eq!(moves.advance(REQUEST, &sealed), Next::Change);
+        assert_eq!(moves.get(REQUEST).map(Move::blocks), Some(20));
 
         // Prompts of less than a block have none in common.
         let apart = [3, 7].map(|choice| (choice, hasher.chain(&vec![choice; blocks(8)])));
