@@ -8,7 +8,7 @@ use penstock_proto::frames::{
     Batch, ChoiceStart, Down, DownBody, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Pull, Pulled,
     Ready, Step, Token, Up, UpBody,
 };
-use penstock_proto::{BLOCK_TOKENS, BlockHasher, Capabilities, PROTOCOL_VERSION, codec};
+use penstock_proto::{BLOCK_TOKENS, BlockHasher, Capabilities, ErrorKind, PROTOCOL_VERSION, codec};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,6 +63,12 @@ pub struct Ledger {
     pub gives_nothing: bool,
     /// True if the puppet emits tokens that are outside the vocabulary.
     pub babbles: bool,
+    /// True if the puppet refuses requests as if it had no room, though it reports credits.
+    pub is_full: bool,
+    /// Number of steps since the puppet is full.
+    pub full_steps: u64,
+    /// Number of requests refused since the puppet is full.
+    pub refused: u64,
 }
 
 type Shared = Arc<Mutex<Ledger>>;
@@ -161,6 +167,8 @@ struct Stage {
     steps: u64,
     random: u64,
     stored: Vec<Vec<u8>>,
+    /// Refusals that the next step carries.
+    refusals: Vec<Output>,
 }
 
 static LIVES: AtomicU64 = AtomicU64::new(1);
@@ -177,6 +185,7 @@ async fn serve(listener: UnixListener, at: usize, ledgers: Arc<[Shared]>, habits
             steps: 0,
             random: at as u64 + 1,
             stored: Vec::new(),
+            refusals: Vec::new(),
         };
         stage.play(stream).await;
     }
@@ -282,6 +291,22 @@ impl Stage {
     fn generate(&mut self, generate: Generate) {
         self.accepted += 1;
         self.running.retain(|(request, _), _| *request != generate.request);
+        let mut ledger = lock(&self.ledgers[self.at]);
+        if ledger.is_full {
+            ledger.refused += 1;
+            let (reason, error_kind) = (FinishReason::Failed as i32, ErrorKind::Overloaded as i32);
+            let finish = Some(Finish { reason, error_kind, ..Default::default() });
+            let Generate { request, attempt, choices, .. } = generate;
+            let refusal = |ChoiceStart { index, .. }| Output {
+                request,
+                attempt,
+                choice: index,
+                finish: finish.clone(),
+                ..Default::default()
+            };
+            return self.refusals.extend(choices.into_iter().map(refusal));
+        }
+        drop(ledger);
         let sampling = generate.sampling.unwrap_or_default();
         for ChoiceStart { index, emitted } in generate.choices {
             let tokens = [&generate.prompt[..], &emitted].concat();
@@ -305,7 +330,10 @@ impl Stage {
     /// Runs a step: one token of every sequence that may emit one, and the answers to due pulls.
     fn step(&mut self) -> (Step, Vec<Pulled>) {
         self.steps += 1;
-        let mut outputs = Vec::new();
+        let mut outputs = std::mem::take(&mut self.refusals);
+        let mut ledger = lock(&self.ledgers[self.at]);
+        ledger.full_steps += u64::from(ledger.is_full);
+        drop(ledger);
         let mut ended = Vec::new();
         let mut prefill_tokens = 0;
         for ((request, choice), sequence) in &mut self.running {

@@ -83,6 +83,30 @@ async fn tokens_of_no_vocabulary_are_the_fault_of_the_worker_that_says_them() {
     assert!(answer.resumed.iter().all(|exact| *exact) && !answer.resumed.is_empty(), "{:?}", answer.resumed);
 }
 
+/// A worker without room for a request that has begun is asked again only after another report, and however often it refuses,
+/// that is no loss.
+#[tokio::test]
+async fn a_request_that_has_begun_waits_for_a_worker_without_room() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let mut puppets = Puppet::start(&dir, 2, habits(3));
+    let pool = pool(&runtime, &puppets, |_| {}).await;
+    let job = request(1, 2, 200);
+    let mut ticket = pool.submit(job.clone()).expect("taken");
+    let (mut answer, at, _) = begin(&pool, &mut ticket, 50).await;
+    puppets.sort_by_key(|puppet| at.ends_with(&puppet.socket().display().to_string()));
+    puppets[0].ledger().is_full = true;
+    drop(puppets.pop());
+    let enough = || (puppets[0].ledger().refused >= 40).then_some(());
+    assert!(wait_for(enough).await.is_some(), "{:?}", puppets[0].ledger());
+    {
+        let mut ledger = puppets[0].ledger();
+        assert!(2 * ledger.refused <= ledger.full_steps + 2, "{ledger:?}");
+        ledger.is_full = false;
+    }
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    check(&job, &answer);
+}
+
 #[tokio::test]
 async fn a_request_moves_and_computes_no_more_than_a_block_or_two() {
     let (dir, runtime) = (Dir::new(), runtime());
