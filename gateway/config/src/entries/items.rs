@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::{Map, Value as Json};
 use toml_edit::{Array, ArrayOfTables, InlineTable, Item, Table, TableLike, Value};
 
-use super::{EntryError, MASK};
+use super::{EntryError, MASK, id_of};
 
 /// Makes a table equal to `wanted`. `shown`: its values, secrets masked.
 pub(super) fn table(
@@ -88,19 +88,99 @@ impl Middle {
     }
 }
 
+/// Returns true if a mask stands somewhere in the value.
+fn is_masked(value: &Json) -> bool {
+    match value {
+        Json::String(text) => text == MASK,
+        Json::Array(items) => items.iter().any(is_masked),
+        Json::Object(fields) => fields.values().any(is_masked),
+        _ => false,
+    }
+}
+
+/// For each element of the middle, the place in `old` of the element that its masks stand for; `None`: it has no masks and
+/// no such element. A mask is never given the value of an element of another name: elements with an id or a name go by it,
+/// those without one by what they show, or by their place where none has come or gone.
+fn partners(old: &[Json], new: &[Json], middle: &Middle, path: &str) -> Result<Vec<Option<usize>>, EntryError> {
+    let named = |value: &Json| id_of(value).filter(|id| *id != MASK).map(str::to_owned);
+    let places = |list: &[Json], id: &str| -> Vec<usize> {
+        list.iter().enumerate().filter(|(_, value)| named(value).as_deref() == Some(id)).map(|(at, _)| at).collect()
+    };
+    let (from, begin) = (middle.begin..middle.begin + middle.old, middle.begin);
+    let mut out: Vec<Option<usize>> = Vec::with_capacity(middle.new);
+    for (at, element) in new.iter().enumerate().skip(begin).take(middle.new) {
+        let found = match named(element) {
+            Some(id) => {
+                let (before, after) = (places(old, &id), places(new, &id));
+                let nth = after.iter().position(|place| *place == at);
+                // Of several by one name none can be told, where one has come or gone.
+                nth.filter(|_| before.len() == after.len()).and_then(|nth| before.get(nth).copied())
+            }
+            None => {
+                let mut same = from.clone().filter(|place| old[*place] == *element);
+                match (same.next(), same.next()) {
+                    (Some(one), None) => Some(one),
+                    _ => (old.len() == new.len() && named(&old[at]).is_none()).then_some(at),
+                }
+            }
+        };
+        let found = found.filter(|place| from.contains(place) && !out.contains(&Some(*place)));
+        if found.is_none() && is_masked(element) {
+            return Err(EntryError::Hidden(format!("{path}[{at}]")));
+        }
+        out.push(found);
+    }
+    Ok(out)
+}
+
+/// Partners of the elements in the middle, where going by their places would give a mask another element's value.
+fn moved(old: &[Json], new: &[Json], middle: &Middle, path: &str) -> Result<Option<Vec<Option<usize>>>, EntryError> {
+    let changed = &new[middle.begin..middle.begin + middle.new];
+    if !changed.iter().any(is_masked) {
+        return Ok(None);
+    }
+    let partners = partners(old, new, middle, path)?;
+    let stays = |(at, partner): (usize, &Option<usize>)| {
+        !is_masked(&changed[at]) || at < middle.old && *partner == Some(middle.begin + at)
+    };
+    Ok(if partners.iter().enumerate().all(stays) { None } else { Some(partners) })
+}
+
+/// Makes an element of an array equal to `new`.
+fn element(own: &mut Value, old: &Json, new: &Json, path: &str) -> Result<(), EntryError> {
+    match (own, old, new) {
+        (_, old, new) if old == new => Ok(()),
+        (Value::InlineTable(own), Json::Object(old), Json::Object(new)) => {
+            table(own, old, new, path)?;
+            tidied_table(own);
+            Ok(())
+        }
+        (Value::Array(own), Json::Array(old), Json::Array(new)) => array(own, old, new, path),
+        (own, _, new) => replace(own, new, path),
+    }
+}
+
 fn array(own: &mut Array, old: &[Json], new: &[Json], path: &str) -> Result<(), EntryError> {
     let middle = Middle::of(old, new);
+    if let Some(partners) = moved(old, new, &middle, path)? {
+        let mut all = Vec::with_capacity(middle.new);
+        for (at, partner) in (middle.begin..).zip(partners) {
+            let path = format!("{path}[{at}]");
+            all.push(match partner {
+                Some(place) => {
+                    let mut kept = own.get(place).cloned().ok_or(EntryError::Spelling)?;
+                    element(&mut kept, &old[place], &new[at], &path)?;
+                    kept
+                }
+                None => value(&new[at], &path)?,
+            });
+        }
+        splice(own, middle.begin..middle.begin + middle.old, all);
+        return Ok(());
+    }
     for at in middle.begin..middle.begin + middle.old.min(middle.new) {
         let path = format!("{path}[{at}]");
-        let item = own.get_mut(at).ok_or(EntryError::Spelling)?;
-        match (item, &old[at], &new[at]) {
-            (Value::InlineTable(own), Json::Object(old), Json::Object(new)) => {
-                table(own, old, new, &path)?;
-                tidied_table(own);
-            }
-            (Value::Array(own), Json::Array(old), Json::Array(new)) => array(own, old, new, &path)?,
-            (own, _, new) => replace(own, new, &path)?,
-        }
+        element(own.get_mut(at).ok_or(EntryError::Spelling)?, &old[at], &new[at], &path)?;
     }
     if middle.old != middle.new {
         let kept = middle.begin + middle.old.min(middle.new);
@@ -111,8 +191,38 @@ fn array(own: &mut Array, old: &[Json], new: &[Json], path: &str) -> Result<(), 
     Ok(())
 }
 
+/// Forgets the place in the text of a table and those in it: they are written where they come among the others.
+fn unplaced(own: &mut Table) {
+    own.set_position(None);
+    for (_, item) in own.iter_mut() {
+        match item {
+            Item::Table(inner) => unplaced(inner),
+            Item::ArrayOfTables(inner) => inner.iter_mut().for_each(unplaced),
+            _ => {}
+        }
+    }
+}
+
 fn tables(own: &mut ArrayOfTables, old: &[Json], new: &[Json], path: &str) -> Result<(), EntryError> {
     let middle = Middle::of(old, new);
+    if let Some(partners) = moved(old, new, &middle, path)? {
+        let all: Vec<Table> = own.iter().cloned().collect();
+        let mut between = Vec::with_capacity(middle.new);
+        for (at, partner) in (middle.begin..).zip(partners) {
+            let Json::Object(wanted) = &new[at] else { return Err(EntryError::Spelling) };
+            let (mut one, was) = match partner {
+                Some(place) => (all.get(place).cloned().ok_or(EntryError::Spelling)?, old[place].as_object()),
+                None => (Table::new(), None),
+            };
+            table(&mut one, was.unwrap_or(&Map::new()), wanted, &format!("{path}[{at}]"))?;
+            between.push(one);
+        }
+        let end = all.iter().skip(middle.begin + middle.old).cloned();
+        let mut list: Vec<Table> = all.iter().take(middle.begin).cloned().chain(between).chain(end).collect();
+        list.iter_mut().for_each(unplaced);
+        *own = list.into_iter().collect();
+        return Ok(());
+    }
     for at in middle.begin..middle.begin + middle.old.min(middle.new) {
         if let (Some(own), Json::Object(old), Json::Object(new)) = (own.get_mut(at), &old[at], &new[at]) {
             table(own, old, new, &format!("{path}[{at}]"))?;
@@ -157,7 +267,10 @@ fn splice(own: &mut Array, range: Range<usize>, new: Vec<Value>) {
     own.clear();
     all.into_iter().for_each(|kept| own.push_formatted(kept));
     for mut new in new {
-        new.decor_mut().set_prefix(indent.as_str());
+        // An element that was there before keeps the comments above it.
+        if new.decor().prefix().is_none() {
+            new.decor_mut().set_prefix(indent.as_str());
+        }
         own.push_formatted(new);
     }
     end.into_iter().for_each(|kept| own.push_formatted(kept));

@@ -118,6 +118,72 @@ fn a_value_that_is_not_shown_stays() {
     assert_eq!(change(&more), Err(EntryError::Hidden("headers.y".into())));
 }
 
+/// Entry with a list of secrets, written with inline tables and with headers.
+fn secrets(names: &[&str], is_inline: bool) -> String {
+    let one = |name: &&str| match is_inline {
+        true => format!("  {{ name = \"{name}\", note = 1, key = \"s-{name}\" }}, # of {name}\n"),
+        false => format!("# of {name}\n[[plugins.list]]\nname = \"{name}\"\nnote = 1\nkey = \"s-{name}\"\n"),
+    };
+    let all: String = names.iter().map(one).collect();
+    let list = if is_inline { format!("list = [\n{all}]\n") } else { all };
+    format!("[[plugins]]\nid = \"p\"\n{list}[other]\n")
+}
+
+fn masked(text: &str) -> String {
+    let mut parts = text.split("\"s-");
+    let first = parts.next().unwrap_or_default().to_owned();
+    let rest = parts.map(|part| format!("\"[hidden]\"{}", part.split_once('"').expect("its end").1));
+    first + &rest.collect::<String>()
+}
+
+/// Names with the secret under each.
+fn pairs(text: &str) -> Vec<(String, String)> {
+    let entry = list(text, "plugins").expect("TOML").remove(0).value;
+    let all = entry["list"].as_array().cloned().unwrap_or_default();
+    let said = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
+    all.iter().map(|one| (said(one, "name"), said(one, "key"))).collect()
+}
+
+#[test]
+fn a_mask_in_a_list_never_takes_the_value_of_another_element() {
+    for is_inline in [true, false] {
+        let text = secrets(&["a", "b", "c"], is_inline);
+        let put = |list: Value| {
+            let wanted = object(&json!({ "id": "p", "list": list }));
+            changed(&text, &masked(&text), "plugins", "p", Change::Replace(&wanted))
+        };
+        let kept = |name: &str| json!({ "name": name, "note": 1, "key": "[hidden]" });
+        let fresh = json!({ "name": "n", "note": 1, "key": "s-n" });
+        for names in ["ba", "cab", "cb", "bc", "c", "nba", "bna", "cn", "ncba", "abcn", "nabc"] {
+            let list: Vec<_> =
+                names.chars().map(|name| if name == 'n' { fresh.clone() } else { kept(&name.to_string()) }).collect();
+            let new = put(list.into()).unwrap_or_else(|error| panic!("{names}: {error}\n{text}"));
+            let expected: Vec<_> = names.chars().map(|name| (name.to_string(), format!("s-{name}"))).collect();
+            assert_eq!(pairs(&new), expected, "{new}");
+        }
+        // Another name is another element, whose secret is not known.
+        assert_eq!(put(json!([kept("a"), kept("z")])), Err(EntryError::Hidden("list[1]".into())));
+        assert_eq!(put(json!([kept("b"), kept("a"), kept("b")])), Err(EntryError::Hidden("list[0]".into())));
+        let mut edited = kept("a");
+        edited["note"] = json!(2);
+        let new = put(json!([kept("c"), edited])).expect("changed");
+        assert_eq!(pairs(&new), [("c".into(), "s-c".into()), ("a".into(), "s-a".into())], "{new}");
+    }
+    // Without names: by what is shown, or by the place where the number stays.
+    let text = "[[plugins]]\nid = \"p\"\nlist = [{ url = 1, key = \"s-1\" }, { url = 2, key = \"s-2\" }, { url = 3, key = \"s-3\" }]\n";
+    let put = |urls: &[i32]| {
+        let list: Vec<_> = urls.iter().map(|url| json!({ "url": url, "key": "[hidden]" })).collect();
+        let wanted = object(&json!({ "id": "p", "list": list }));
+        let new = changed(text, &masked(text), "plugins", "p", Change::Replace(&wanted))?;
+        Ok(pairs(&new).into_iter().map(|(_, key)| key).collect::<Vec<_>>().join(" "))
+    };
+    assert_eq!(put(&[2, 1, 3]).as_deref(), Ok("s-2 s-1 s-3"));
+    assert_eq!(put(&[7, 2, 3]).as_deref(), Ok("s-1 s-2 s-3"));
+    assert_eq!(put(&[3, 1]).as_deref(), Ok("s-3 s-1"));
+    assert_eq!(put(&[2, 7, 3]), Err(EntryError::Hidden("list[1]".into())), "moved, or another one?");
+    assert_eq!(put(&[7, 2]), Err(EntryError::Hidden("list[0]".into())), "whose key?");
+}
+
 #[test]
 fn what_cannot_be_meant_is_refused() {
     let none = Map::new();

@@ -1,5 +1,5 @@
 //! Config text as it may be shown: a mark stands in place of each possible secret, and is replaced by the secret when
-//! the text comes back. The rest stays as it was typed, comments included.
+//! the text comes back, in whichever spelling of TOML. The rest stays as it was typed, comments included.
 
 use std::ops::Range;
 
@@ -11,10 +11,33 @@ use super::diff::{is_hidden, is_hidden_setting};
 /// Mark in place of a value that is not shown.
 pub const MARK: &str = "\"[hidden]\"";
 
+/// Text of the mark in TOML.
+const MARKED: &str = "[hidden]";
+
 /// Value that is not shown: its path in the config and its byte range.
 struct Place {
     path: String,
     at: Range<usize>,
+    mark: Mark,
+}
+
+/// Share of a hidden value that is a mark.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    None,
+    Whole,
+    /// A mark stands within a list that is shown as one mark.
+    Within,
+}
+
+impl Mark {
+    fn of(value: &DeValue<'_>) -> Self {
+        match value {
+            DeValue::String(text) if text.as_ref() == MARKED => Self::Whole,
+            DeValue::Array(items) if items.iter().any(|item| Self::of(item.get_ref()) != Self::None) => Self::Within,
+            _ => Self::None,
+        }
+    }
 }
 
 /// Text with marks in place of secrets. A text that is no TOML is not shown at all, since its secrets cannot be found.
@@ -31,8 +54,9 @@ pub(super) fn restored(text: &str, known: &str) -> Result<String, String> {
     // A text that is no TOML is refused later, with its faults.
     let (Some(marked), Some(places)) = (places(text), places(known)) else { return Ok(text.to_owned()) };
     let mut values = Vec::new();
-    for place in marked.into_iter().filter(|place| text.get(place.at.clone()) == Some(MARK)) {
-        let found = places.iter().find(|known| known.path == place.path).and_then(|found| known.get(found.at.clone()));
+    for place in marked.into_iter().filter(|place| place.mark != Mark::None) {
+        let found = places.iter().find(|known| known.path == place.path && place.mark == Mark::Whole);
+        let found = found.and_then(|found| known.get(found.at.clone()));
         let value = found.ok_or_else(|| place.path.clone())?;
         values.push((place.at, value));
     }
@@ -78,19 +102,24 @@ fn collect(path: String, value: &Spanned<DeValue<'_>>, hidden: bool, out: &mut V
         DeValue::Table(inner) => table(&path, inner, hidden, out),
         // Each by itself: tables of one list may lie apart in the text.
         DeValue::Array(items) if has_table(value.get_ref()) => {
-            let mut seen = Vec::new();
+            // Hidden names tell no entries apart.
+            let id = |item: &Spanned<DeValue<'_>>| {
+                let inner = item.get_ref().as_table().filter(|_| !hidden)?;
+                ["id", "name"].iter().find_map(|key| Some(inner.get(*key)?.get_ref().as_str()?.to_owned()))
+            };
+            let ids: Vec<_> = items.iter().map(id).collect();
             for (at, item) in items.iter().enumerate() {
-                let id = |inner: &DeTable<'_>| {
-                    ["id", "name"].iter().find_map(|key| Some(inner.get(*key)?.get_ref().as_str()?.to_owned()))
+                let of = |list: &[Option<String>]| list.iter().filter(|id| **id == ids[at]).count();
+                let (nth, all) = (of(&ids[..=at]), of(&ids));
+                // Of several by one name, or without one, each goes by its place, as long as none has come or gone.
+                let place = match &ids[at] {
+                    Some(id) if all == 1 => id.clone(),
+                    id => format!("{}#{nth} of {all}", id.as_deref().unwrap_or_default()),
                 };
-                // Hidden names tell no entries apart, and neither does one that was there before.
-                let id = item.get_ref().as_table().and_then(id).filter(|id| !hidden && !seen.contains(id));
-                let place = id.clone().unwrap_or_else(|| format!("#{at}"));
-                seen.extend(id);
                 collect(format!("{path}[{place}]"), item, hidden, out);
             }
         }
-        _ if hidden => out.push(Place { path, at: value.span() }),
+        inner if hidden => out.push(Place { path, at: value.span(), mark: Mark::of(inner) }),
         _ => {}
     }
 }
@@ -148,6 +177,55 @@ mod tests {
     fn entries_of_one_name_are_told_apart() {
         let text = "[[providers]]\nid = \"a\"\nmore = [{ name = \"x\", key = \"1\" }, { name = \"x\", key = \"2\" }]\n";
         assert_eq!(restored(&shown(text), text), Ok(text.to_owned()));
+    }
+
+    #[test]
+    fn a_mark_is_one_in_every_spelling() {
+        for mark in [
+            "\"[hidden]\"",
+            "'[hidden]'",
+            "\"\"\"[hidden]\"\"\"",
+            "'''\n[hidden]'''",
+            "\"\\u005bhidden\\u005D\"",
+            "\"\"\"[hid\\\n  den]\"\"\"",
+        ] {
+            let edited = shown(TEXT).replace(MARK, mark);
+            assert_eq!(restored(&edited, TEXT), Ok(TEXT.to_owned()), "{mark}");
+            let list = format!("[[providers]]\nid = \"a\"\nheaders = {{ x = [\"new\", {mark}] }}\n");
+            assert_eq!(restored(&list, TEXT), Err("providers[a].headers.x".into()), "{mark}");
+        }
+    }
+
+    #[test]
+    fn a_mark_never_takes_the_secret_of_another_entry() {
+        let entries = |names: &str| -> String {
+            names
+                .chars()
+                .map(|name| {
+                    format!(
+                        "[[providers]]\n{}key = \"s-{name}\"\n",
+                        match name {
+                            '-' => String::new(),
+                            name => format!("id = \"{}\"\n", name.to_ascii_lowercase()),
+                        }
+                    )
+                })
+                .collect()
+        };
+        let check = |before: &str, after: &str, expected: bool| {
+            let (known, new) = (entries(before), entries(after));
+            let back = restored(&shown(&new), &known);
+            assert_eq!(back.is_ok(), expected, "{before} {after} {back:?}");
+            assert!(!expected || back.as_ref() == Ok(&new), "{before} {after} {back:?}");
+        };
+        check("abc", "cab", true);
+        check("abc", "c", true);
+        check("ab", "az", false);
+        // Two of one name, and some without one: by their places, until one comes or goes.
+        check("aAb", "baA", true);
+        check("aAb", "Ab", false);
+        check("a--", "--a", true);
+        check("a--", "a-", false);
     }
 
     #[test]
