@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_proxy::dry_run::View;
-use penstock_proxy::reload::{is_credential, is_hidden, plain};
+use penstock_proxy::reload::{is_secret_name, plain};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -225,14 +225,12 @@ fn cut(mut text: String) -> String {
 
 /// Value of a header field or a tag as it may be shown.
 fn masked(name: &str, value: String) -> String {
-    let name = plain(name);
-    if is_credential(&name) || is_hidden(&name) { MASK.into() } else { value }
+    if is_secret_name(name) { MASK.into() } else { value }
 }
 
 /// Returns true if texts of a field of a body, and all texts in it, may be secrets. Addresses are not: images have them.
 fn is_secret(name: &str) -> bool {
-    let name = plain(name);
-    is_credential(&name) || (is_hidden(&name) && !name.contains("url"))
+    is_secret_name(name) && !plain(name).contains("url")
 }
 
 /// Masks texts that may be secrets and that are not those of `pasted`, at the same place. `hidden`: a value around this one is a secret by its name.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
+use penstock_config::keys;
+
 use super::fixed::{When, when};
 
 /// Kind of a difference between two config texts.
@@ -54,6 +56,15 @@ impl Change {
 const SHOWN_MAX: usize = 200;
 /// Words in names of keys whose values are never shown, as they may be secrets.
 const HIDDEN: &[&str] = &["digest", "headers", "key", "secret", "pepper", "token", "password", "url"];
+
+/// More such words in names that are none of the config's own.
+const SECRET: &[&str] = &["bearer", "dsn", "passcode", "pwd"];
+/// Parts of such words, which may be run together with others.
+const WITHIN: &[&str] = &["credential", "passphrase", "passwd", "password", "secret"];
+/// Words that end as those of secrets do, and are none.
+const ANIMALS: &[&str] = &["donkey", "hockey", "jockey", "monkey", "turkey"];
+/// Words that make a number of tokens of `token`.
+const COUNTS: &[&str] = &["count", "limit", "min", "num", "per"];
 
 /// Differences from `before` to `after`. A text that is no TOML counts as empty.
 pub(super) fn between(before: &str, after: &str) -> Vec<Change> {
@@ -145,41 +156,77 @@ fn keys(table: &str, id: Option<&str>, before: &Table, after: &Table, out: &mut 
     }
 }
 
+/// Returns true if a key names a place where a secret is, or a largest number.
+fn is_place(key: &str) -> bool {
+    key.ends_with("_env") || key.ends_with("_file") || key.ends_with("base_url") || key.starts_with("max_")
+}
+
 /// Returns true if the value of a key is hidden. Names of variables and files are shown, values in their place are not.
-pub fn is_hidden(key: &str) -> bool {
-    let names = key.ends_with("_env") || key.ends_with("_file") || key.ends_with("base_url") || key.starts_with("max_");
-    !names && HIDDEN.iter().any(|part| key.split('_').any(|word| word == *part))
+fn is_hidden(key: &str) -> bool {
+    !is_place(key) && HIDDEN.iter().any(|part| key.split('_').any(|word| word == *part))
+}
+
+/// Returns true if a name that is none of the config's own looks like a secret's, in any spelling: `APIKey`, `db-password`,
+/// `clientsecret`, `Credentials`, and header fields with credentials. Numbers of tokens are none (`tokens_per_minute`).
+pub fn is_secret_name(name: &str) -> bool {
+    let name = plain(name);
+    let words = || name.split('_');
+    let is_secret = |word: &str| {
+        HIDDEN.contains(&word)
+            || SECRET.contains(&word)
+            || WITHIN.iter().any(|part| word.contains(part))
+            || (word.ends_with("key") || word.ends_with("token")) && !ANIMALS.contains(&word)
+    };
+    let is_number =
+        words().any(|word| COUNTS.contains(&word)) && words().all(|word| word == "token" || !is_secret(word));
+    is_credential(&name) || !is_number && !is_place(&name) && words().any(is_secret)
+}
+
+/// Returns true if the value of a key in the config's text is hidden. A name that the config does not know may be any
+/// spelling of one, in a text that was refused for it.
+pub(super) fn is_hidden_key(key: &str) -> bool {
+    is_hidden(key) || is_secret_name(key) && !keys::KEYS.iter().any(|known| known.name == key)
 }
 
 /// Returns true if the value of a plugin's setting, or of a name below it, is hidden. Plugins choose their names freely, so any
-/// form of a name counts (`apiKeys`, `API-Key`), and so do header fields with credentials and the URLs of `upstreams`.
+/// form of a name counts, and so do the URLs of `upstreams`.
 pub(super) fn is_hidden_setting(name: &str) -> bool {
-    let name = plain(name);
-    is_credential(&name) || is_hidden(&name) || name == "upstream"
+    is_secret_name(name) || plain(name) == "upstream"
 }
 
 /// Returns true if a header field of that name, in the form of [`plain`], holds credentials.
-pub fn is_credential(name: &str) -> bool {
+fn is_credential(name: &str) -> bool {
     ["authorization", "proxy_authorization", "cookie", "set_cookie"].contains(&name)
 }
 
-/// Name in the form of the config's keys: small letters, `_` between words, words in the singular (`apiKey`, `API-Keys`: `api_key`).
+/// Name in the form of the config's keys: small letters, `_` between words, words in the singular and without a number behind
+/// them (`apiKey`, `API-Keys`, `APIKey2`: `api_key`).
 pub fn plain(name: &str) -> String {
     let mut words = String::with_capacity(name.len());
-    let mut was_small = false;
-    for c in name.chars() {
-        if c.is_uppercase() && was_small {
+    let (mut was_small, mut was_large) = (false, false);
+    let mut rest = name.chars();
+    while let Some(c) = rest.next() {
+        // The last capital of a row begins a word, unless a plural ends there (`APIKey`, `URLs`).
+        let mut next = rest.clone();
+        let is_begin = next
+            .next()
+            .is_some_and(|one| one.is_lowercase() && (one != 's' || next.next().is_some_and(char::is_lowercase)));
+        if c.is_uppercase() && (was_small || was_large && is_begin) {
             words.push('_');
         }
-        was_small = c.is_lowercase() || c.is_ascii_digit();
-        words.extend(c.to_lowercase().map(|c| if c == '-' || c == ' ' { '_' } else { c }));
+        (was_small, was_large) = (c.is_lowercase() || c.is_ascii_digit(), c.is_uppercase());
+        words.extend(c.to_lowercase().map(|c| if c.is_alphanumeric() { c } else { '_' }));
     }
-    let singular = |word: &str| if word == "headers" { word.to_owned() } else { word.trim_end_matches('s').to_owned() };
+    let singular = |word: &str| match word.trim_end_matches(|c: char| c.is_ascii_digit()) {
+        "headers" => "headers".to_owned(),
+        word if word.ends_with("ss") => word.to_owned(),
+        word => word.trim_end_matches('s').to_owned(),
+    };
     words.split('_').map(singular).collect::<Vec<_>>().join("_")
 }
 
 fn shown(key: &str, value: &Value) -> Option<String> {
-    if is_hidden(key) || matches!(value, Value::Table(_)) || has_hidden(value) {
+    if is_hidden_key(key) || matches!(value, Value::Table(_)) || has_hidden(value) {
         return None;
     }
     Some(value.to_string().chars().take(SHOWN_MAX).collect())
@@ -188,7 +235,7 @@ fn shown(key: &str, value: &Value) -> Option<String> {
 /// Returns true if a table in the value has a hidden name.
 fn has_hidden(value: &Value) -> bool {
     match value {
-        Value::Table(table) => table.iter().any(|(name, value)| is_hidden(name) || has_hidden(value)),
+        Value::Table(table) => table.iter().any(|(name, value)| is_hidden_key(name) || has_hidden(value)),
         Value::Array(items) => items.iter().any(has_hidden),
         _ => false,
     }
@@ -214,6 +261,91 @@ mod tests {
         assert_eq!(paths(before, "# nothing"), ["-keys[a]", "-keys[b]", "-server.listen", "-server.tls.key"]);
         let listen = between(before, after).into_iter().find(|change| change.key.as_deref() == Some("listen"));
         assert_eq!(listen.map(|change| change.when), Some(When::Restart));
+    }
+
+    /// Spellings of a name of these words.
+    fn spellings(words: &[&str]) -> Vec<String> {
+        let large = |word: &str| word[..1].to_ascii_uppercase() + &word[1..];
+        let (first, rest) = (words[0], &words[1..]);
+        let joined =
+            |with: &str, of: &dyn Fn(&str) -> String| words.iter().map(|word| of(word)).collect::<Vec<_>>().join(with);
+        let camel: String = rest.iter().map(|word| large(word)).collect();
+        let mut all = vec![first.to_owned() + &camel, large(first) + &camel, first.to_ascii_uppercase() + &camel];
+        for with in ["_", "-", " ", ".", ""] {
+            all.extend([joined(with, &str::to_owned), joined(with, &large), joined(with, &str::to_ascii_uppercase)]);
+        }
+        let numbered: Vec<_> = all.iter().map(|name| format!("{name}2")).collect();
+        let plural: Vec<_> = all.iter().map(|name| format!("{name}s")).collect();
+        [all, numbered, plural].concat()
+    }
+
+    #[test]
+    fn secrets_are_known_by_their_names_in_any_spelling() {
+        let secrets: &[&[&str]] = &[
+            &["api", "key"],
+            &["db", "password"],
+            &["jwt", "secret"],
+            &["access", "token"],
+            &["aws", "secret", "access", "key"],
+            &["client", "secret"],
+            &["my", "api", "token"],
+            &["auth", "credential"],
+            &["credential"],
+            &["passwd"],
+            &["bearer"],
+            &["passphrase"],
+            &["ssh", "passphrase"],
+            &["private", "key"],
+            &["key"],
+        ];
+        for name in secrets.iter().flat_map(|words| spellings(words)) {
+            assert!(is_secret_name(&name), "{name}");
+            let text = format!("[[plugins]]\nname = \"a\"\n[plugins.settings]\n\"{name}\" = \"geheim\"\n");
+            assert!(!crate::reload::shown(&text).contains("geheim"), "{text}");
+            // A text that was refused for the name of a key is in the history.
+            let text = format!("[[providers]]\nid = \"a\"\n\"{name}\" = \"geheim\"\n");
+            assert!(!crate::reload::shown(&text).contains("geheim") || is_known(&name), "{text}");
+        }
+        let numbers: &[&[&str]] =
+            &[&["max", "tokens"], &["tokens", "per", "minute"], &["token", "count"], &["min", "tokens"]];
+        for words in numbers {
+            let [snake, camel] = ["_", ""].map(|with| {
+                let large = |(at, word): (usize, &&str)| {
+                    if with.is_empty() && at > 0 {
+                        word[..1].to_ascii_uppercase() + &word[1..]
+                    } else {
+                        (*word).to_owned()
+                    }
+                };
+                words.iter().enumerate().map(large).collect::<Vec<_>>().join(with)
+            });
+            assert!(!is_secret_name(&snake) && !is_secret_name(&camel), "{snake} {camel}");
+        }
+        for name in [
+            "tokenizer",
+            "monkey",
+            "keyboard",
+            "keyword",
+            "path",
+            "address",
+            "compass",
+            "model",
+            "api_key_env",
+            "apiKeyFile",
+            "author",
+        ] {
+            assert!(!is_secret_name(name), "{name}");
+        }
+    }
+
+    fn is_known(name: &str) -> bool {
+        keys::KEYS.iter().any(|key| key.name == name)
+    }
+
+    /// What the config's own keys show is what it was.
+    #[test]
+    fn keys_of_the_config_are_hidden_by_their_words_alone() {
+        assert!(keys::KEYS.iter().all(|key| is_hidden_key(key.name) == is_hidden(key.name)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::diff::{is_hidden, is_hidden_setting};
+use super::diff::{is_hidden_key, is_hidden_setting};
 
 /// Mark in place of a value that is not shown.
 pub const MARK: &str = "\"[hidden]\"";
@@ -89,7 +89,7 @@ fn table(path: &str, values: &DeTable<'_>, hidden: bool, out: &mut Vec<Place>) {
     for (key, value) in values {
         let name = key.get_ref().as_ref();
         let path = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-        let by_name = if is_setting { is_hidden_setting(name) } else { is_hidden(name) };
+        let by_name = if is_setting { is_hidden_setting(name) } else { is_hidden_key(name) };
         // The top of the document has tables by these names that are no secrets.
         let is_top = !path.contains('.') && has_table(value.get_ref());
         collect(path, value, (hidden || by_name) && !is_top, out);

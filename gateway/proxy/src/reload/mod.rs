@@ -25,7 +25,7 @@ mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use diff::{Change, Kind, is_credential, is_hidden, plain};
+pub use diff::{Change, Kind, is_secret_name, plain};
 pub use fixed::{When, when};
 pub use follow::{Follower, follow};
 pub use hidden::{MARK, shown};
