@@ -19,6 +19,8 @@ const STORED_MAX: u32 = 100;
 const KEPT_MAX: usize = 16;
 /// Most bytes of config texts kept in memory.
 const BYTES_MAX: usize = 8 << 20;
+/// Most times that one config is stored, until it has a number above those that were given.
+const AGAIN_MAX: usize = 64;
 /// Actors whose config text was that of the file.
 const FROM_FILE: [&str; 3] = ["start", "file", "signal"];
 /// Timeout of the store: a slow store does not keep a config from coming into force.
@@ -62,8 +64,11 @@ pub struct History {
 
 #[derive(Default)]
 struct Kept {
+    /// Highest number that was given.
     last: u64,
     entries: VecDeque<(Entry, String)>,
+    /// Configs that the store did not take, oldest first, with the numbers that they have here.
+    unstored: VecDeque<(u64, NewConfig)>,
 }
 
 impl History {
@@ -148,13 +153,42 @@ impl History {
             note: by.note.clone(),
             outcome: outcome.to_owned(),
         };
-        let (at, bytes) = (new.at, text.len() as u64);
-        let stored = self.ask(|store| async move { store.save_config(new, STORED_MAX).await });
+        let version = self.numbered(&new, |config| {
+            self.ask(|store| async move { store.save_config(config, STORED_MAX).await }).map(|record| record.number)
+        });
+        if self.gateway.keeper().is_none() {
+            self.kept().unstored.clear();
+        }
+        version
+    }
+
+    /// Stores a config behind those that the store did not take before, and gives it a number above all that were given.
+    pub(super) fn numbered(&self, new: &NewConfig, mut save: impl FnMut(NewConfig) -> Option<u64>) -> u64 {
+        let mut unstored = std::mem::take(&mut self.kept().unstored);
+        while let Some((told, config)) = unstored.front() {
+            match taken(&mut save, config, *told) {
+                Taken::Away => break,
+                Taken::At(number) => self.kept().renumber(*told, number),
+                Taken::Below => {}
+            }
+            unstored.pop_front();
+        }
+        let least = self.kept().last + 1;
+        let taken = if unstored.is_empty() { taken(&mut save, new, least) } else { Taken::Away };
         let mut kept = self.kept();
-        let version = stored.map_or(kept.last + 1, |record| record.number);
-        let (who, note, outcome) = (by.who.clone(), by.note.clone(), outcome.to_owned());
+        let version = if let Taken::At(number) = taken { number } else { least };
         kept.last = version;
-        kept.push(Entry { version, at, who, note, outcome, bytes }, text);
+        let NewConfig { text, at, actor, note, outcome, .. } = new.clone();
+        let bytes = text.len() as u64;
+        kept.push(Entry { version, at, who: actor, note, outcome, bytes }, &text);
+        if matches!(taken, Taken::Away) {
+            unstored.push_back((version, new.clone()));
+        }
+        let size = |all: &VecDeque<(u64, NewConfig)>| all.iter().map(|(_, config)| config.text.len()).sum::<usize>();
+        while unstored.len() > KEPT_MAX || unstored.len() > 1 && size(&unstored) > BYTES_MAX {
+            unstored.pop_front();
+        }
+        kept.unstored = unstored;
         version
     }
 
@@ -172,7 +206,42 @@ impl History {
     }
 }
 
+/// Answer of the store to a config that is to be stored under a number.
+enum Taken {
+    /// There is no store, or it does not answer.
+    Away,
+    /// The store has it under this number.
+    At(u64),
+    /// The store has it, under lower numbers only.
+    Below,
+}
+
+/// Stores a config under the number `least` or a higher one: a store that was emptied or set back counts from a lower number, and no
+/// number is to stand for two configs.
+fn taken(save: &mut impl FnMut(NewConfig) -> Option<u64>, config: &NewConfig, least: u64) -> Taken {
+    for _ in 0..AGAIN_MAX {
+        match save(config.clone()) {
+            None => return Taken::Away,
+            Some(number) if number >= least => return Taken::At(number),
+            Some(_) => {}
+        }
+    }
+    Taken::Below
+}
+
 impl Kept {
+    /// Notes that the store has a config under another number than the one that was told while it was away.
+    fn renumber(&mut self, told: u64, number: u64) {
+        self.last = self.last.max(number);
+        if told == number {
+            return;
+        }
+        tracing::warn!(told, number, "a config that the store did not take has another number in the history");
+        for (entry, _) in self.entries.iter_mut().filter(|(entry, _)| entry.version == told) {
+            entry.version = number;
+        }
+    }
+
     fn push(&mut self, entry: Entry, text: &str) {
         self.entries.push_front((entry, text.to_owned()));
         let size = |entries: &VecDeque<(Entry, String)>| entries.iter().map(|(_, text)| text.len()).sum::<usize>();
