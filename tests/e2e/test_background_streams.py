@@ -257,7 +257,11 @@ def test_another_gateway_of_the_store_tells_the_events(tmp_path, mock, gate):
 
 def test_a_client_of_another_gateway_follows_on_while_the_store_is_away(tmp_path, mock, gate):
     path = tmp_path / "shared.db"
-    options = {"config": MOCK.format(url=mock.url) + f'[store]\npath = "{path}"\n', "env": {"KEY_UP": mock.key}, "workers": 0}
+    options = {
+        "config": MOCK.format(url=mock.url) + f'[store]\npath = "{path}"\n',
+        "env": {"KEY_UP": mock.key},
+        "workers": 0,
+    }
 
     def rename(table: str, to: str) -> None:
         with contextlib.closing(sqlite3.connect(path, timeout=30)) as database:

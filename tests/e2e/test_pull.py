@@ -84,7 +84,9 @@ def test_a_model_is_pulled_and_served_by_its_name(hub, tmp_path):
     assert model["revision"] == "main"
     assert "is in the store" in pull(hub, tmp_path, f"{DEMO}@v1").stdout
     (again,) = listed(hub, tmp_path)["models"]
-    assert again["revision"] == "v1" and again["pulled_at"] >= model["pulled_at"], "it is the last one that was asked for"
+    assert again["revision"] == "v1" and again["pulled_at"] >= model["pulled_at"], (
+        "it is the last one that was asked for"
+    )
     assert {name: sent for name, sent in hub.sent.items() if name} == {
         name: sent for name, sent in before.items() if name
     }
