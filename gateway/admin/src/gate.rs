@@ -8,7 +8,8 @@
 //! the identity provider: a cookie, a token in a header, and for changes a browser that vouches for the page.
 //!
 //! Changes and refusals are written to the audit log on the way out. A change whose caller is known goes on when the client leaves: otherwise
-//! whoever closes the connection in time would be in no audit log, or leave a change half made.
+//! whoever closes the connection in time would be in no audit log, or leave a change half made. One that takes longer than an answer may goes on,
+//! too, and the audit log gets the outcome that it has in the end.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -122,7 +123,8 @@ async fn answered(
     };
     session.into_iter().for_each(|session| _ = parts.extensions.insert(session));
     if caller.is_none() || !act.changes() {
-        return route(admin, act, caller, Request::from_parts(parts, Body::from(bytes)), next).await;
+        let request = Request::from_parts(parts, Body::from(bytes));
+        return route(admin, act, caller, request, next, Some(ANSWER_TIMEOUT)).await;
     }
     let Ok(place) = admin.changes.clone().try_acquire_owned() else {
         return ApiError::unavailable("Too many changes are in progress.").into_response();
@@ -130,22 +132,51 @@ async fn answered(
     let (present, presence) = watch::channel(());
     parts.extensions.insert(Presence(presence));
     let request = Request::from_parts(parts, Body::from(bytes));
-    let change = tokio::spawn(async move {
+    let change = async move {
         let _place = place;
-        route(admin, act, caller, request, next).await
-    });
-    let response = change.await.unwrap_or_else(|error| ApiError::internal(&error).into_response());
+        route(admin, act, caller, request, next, None).await
+    };
+    let response = in_time(ANSWER_TIMEOUT, change).await;
     drop(present);
     response
 }
 
-/// Runs the route under its deadline, and writes a change into the audit log.
-async fn route(admin: Admin, act: Act, caller: Option<Caller>, mut request: Request, next: Next) -> Response {
+/// Answer to a change, which goes on where it takes longer than `limit`.
+async fn in_time(limit: Duration, change: impl Future<Output = Response> + Send + 'static) -> Response {
+    match timeout(limit, tokio::spawn(change)).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => ApiError::internal(&error).into_response(),
+        Err(_) => {
+            let message = "There was no answer in time. The change goes on and may still come into force: the audit log gets its outcome.";
+            // To send it again would be another change.
+            ApiError { retry_after: None, ..ApiError::unavailable(message) }.into_response()
+        }
+    }
+}
+
+/// Runs the route, under a deadline if it has one, and writes a change into the audit log with the outcome that it has.
+async fn route(
+    admin: Admin,
+    act: Act,
+    caller: Option<Caller>,
+    mut request: Request,
+    next: Next,
+    limit: Option<Duration>,
+) -> Response {
     let actor = caller.as_ref().map(|caller| caller.key.clone());
     let person = caller.as_ref().and_then(|caller| caller.person.clone());
     caller.into_iter().for_each(|caller| _ = request.extensions_mut().insert(caller));
-    let answer = timeout(ANSWER_TIMEOUT, next.run(request)).await;
-    let mut response = answer.unwrap_or_else(|_| ApiError::unavailable("There was no answer in time.").into_response());
+    let mut response = match limit {
+        Some(limit) => {
+            let late = |_| ApiError::unavailable("There was no answer in time.").into_response();
+            timeout(limit, next.run(request)).await.unwrap_or_else(late)
+        }
+        // A change that panics has an outcome as well.
+        None => {
+            let run = tokio::spawn(async move { next.run(request).await });
+            run.await.unwrap_or_else(|error| ApiError::internal(&error).into_response())
+        }
+    };
     let is_noted = response.extensions_mut().remove::<Unnoted>().is_none();
     // Who has just signed in was nobody before.
     let actor = actor.or_else(|| response.extensions().get::<Caller>().map(|caller| caller.key.clone()));
@@ -334,5 +365,29 @@ async fn whole(body: Body) -> Result<Bytes, ApiError> {
             let message = format!("The body was not complete within {} s.", BODY_TIMEOUT.as_secs());
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, Code::Timeout, message))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_change_that_takes_long_has_its_outcome_in_the_end() {
+        let (release, released) = tokio::sync::oneshot::channel::<()>();
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let change = async move {
+            released.await.expect("released");
+            tell.send("done").expect("awaited");
+            StatusCode::OK.into_response()
+        };
+        let response = in_time(Duration::from_millis(10), change).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!response.headers().contains_key(header::RETRY_AFTER), "it is not asked for twice");
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        assert!(String::from_utf8_lossy(&body).contains("may still come into force"), "{body:?}");
+        release.send(()).expect("the change goes on");
+        assert_eq!(timeout(Duration::from_secs(20), told).await.expect("soon"), Ok("done"));
+        assert_eq!(in_time(Duration::from_secs(20), async { StatusCode::OK.into_response() }).await.status(), 200);
     }
 }
