@@ -54,16 +54,44 @@ pub(super) fn count(metrics: &Metrics, webhook: &str, outcome: &str) {
     metrics.count(Metric::WebhookMessages, &[("webhook", webhook), ("outcome", outcome)]);
 }
 
+/// Messages of a webhook that are not sent yet. Those that are left when its task ends are counted as dropped: a reload has taken
+/// the webhook away or changed its entry, or the process ends.
+struct Waiting {
+    queue: mpsc::Receiver<Message>,
+    /// True while a message is being sent.
+    is_sending: bool,
+    webhook: String,
+    metrics: Arc<Metrics>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.queue.close();
+        let mut dropped = usize::from(self.is_sending);
+        while self.queue.try_recv().is_ok() {
+            dropped += 1;
+        }
+        if dropped > 0 {
+            let webhook = &self.webhook;
+            tracing::warn!(webhook, dropped, "webhook messages dropped: the webhook has changed, or it ends");
+            (0..dropped).for_each(|_| count(&self.metrics, webhook, "dropped"));
+        }
+    }
+}
+
 /// Sends the messages of a queue until it is closed.
-pub(super) async fn run(config: WebhookConfig, mut waiting: mpsc::Receiver<Message>, metrics: Arc<Metrics>) {
+pub(super) async fn run(config: WebhookConfig, queue: mpsc::Receiver<Message>, metrics: Arc<Metrics>) {
+    let mut waiting = Waiting { queue, is_sending: false, webhook: config.name.clone(), metrics: metrics.clone() };
     let client = match Client::new(config.target.clone(), config.ca_file.as_deref()) {
         Ok(client) => client,
         Err(error) => {
             return tracing::error!(webhook = config.name, error, "webhook is off: it cannot be connected to");
         }
     };
-    while let Some(message) = waiting.recv().await {
+    while let Some(message) = waiting.queue.recv().await {
+        waiting.is_sending = true;
         let outcome = if deliver(&config, &client, &message).await { "sent" } else { "failed" };
+        waiting.is_sending = false;
         count(&metrics, &config.name, outcome);
     }
 }
@@ -170,6 +198,19 @@ mod tests {
         );
         assert_eq!(made.as_deref(), Ok("v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="));
         assert!(signature("whsec_%", "a", "1", b"").is_err());
+    }
+
+    #[test]
+    fn messages_that_are_left_are_counted() {
+        let metrics = Arc::<Metrics>::default();
+        let (send, queue) = mpsc::channel(8);
+        for id in 0..3 {
+            let message = Message { id: id.to_string(), event: "provider.down", body: Bytes::new() };
+            send.try_send(message).map_err(|_| "full").expect("room");
+        }
+        drop(Waiting { queue, is_sending: true, webhook: "ops".into(), metrics: metrics.clone() });
+        let dropped = metrics.read(Metric::WebhookMessages, &[("webhook", "ops"), ("outcome", "dropped")]);
+        assert_eq!(dropped.sum as u64, 4);
     }
 
     #[test]
