@@ -269,30 +269,40 @@ pub(crate) async fn apply(
 
 /// Reloads the config file and all files that it names.
 #[utoipa::path(post, path = "/admin/v1/config/reload", tag = "config", operation_id = "reload_config", request_body = Reload,
+    params(
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the config.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
     responses((status = 200, description = "The config is in force.", body = Applied),
-        (status = 409, description = "The file cannot be read; nothing has changed.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The file cannot be read; nothing has changed.", body = crate::error::ErrorBody),
+        (status = 412, description = "Another version is in force by now; nothing has changed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn reload(
     State(admin): State<Admin>,
     caller: Caller,
+    headers: HeaderMap,
     Body(asked): Body<Reload>,
 ) -> Result<Response, ApiError> {
     let by = note(&caller, asked.note)?;
-    applied(beside(&admin, move |live| live.reload(&by)).await?)
+    let expected = version::expected(&headers, None)?;
+    applied(beside(&admin, move |live| live.reload_expected(&by, expected)).await?)
 }
 
 /// Applies an earlier version again, as a new version.
 #[utoipa::path(post, path = "/admin/v1/config/rollback", tag = "config", operation_id = "rollback_config", request_body = Rollback,
+    params(
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the config.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
     responses((status = 200, description = "The config is in force.", body = Applied),
-        (status = 409, description = "The config would be written over a text of the file that is not in force; nothing has changed.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The config would be written over a text of the file that is not in force; nothing has changed.", body = crate::error::ErrorBody),
+        (status = 412, description = "Another version is in force by now; nothing has changed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn rollback(
     State(admin): State<Admin>,
     caller: Caller,
+    headers: HeaderMap,
     Body(asked): Body<Rollback>,
 ) -> Result<Response, ApiError> {
     let by = note(&caller, asked.note)?;
-    applied(beside(&admin, move |live| live.rollback(asked.version, &by)).await?)
+    let expected = version::expected(&headers, None)?;
+    applied(beside(&admin, move |live| live.rollback(asked.version, &by, expected)).await?)
 }
 
 /// Configs that were applied or refused, newest first; as many as are kept.

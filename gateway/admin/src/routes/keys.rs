@@ -371,27 +371,51 @@ pub(crate) async fn update(
     Ok((axum::Extension(did), version::tagged(key)).into_response())
 }
 
+/// Turn of a change of a key whose version is the one that `If-Match` names, if it names one.
+async fn expected<'a>(
+    admin: &'a Admin,
+    desk: &Desk,
+    id: &KeyId,
+    headers: &HeaderMap,
+) -> Result<tokio::sync::MutexGuard<'a, ()>, ApiError> {
+    let expected = version::expected(headers, None)?;
+    let turn = admin.turn.lock().await;
+    if expected.is_some() {
+        version::check(expected, desk.show(id).await?.version)?;
+    }
+    Ok(turn)
+}
+
 /// Rotates a key. Its new text is in this answer and nowhere else; the old text stays valid for a while.
 #[utoipa::path(post, path = "/admin/v1/keys/{id}/rotate", tag = "keys", operation_id = "rotate_key", request_body = Rotate,
-    params(("id" = String, Path, max_length = 256, description = "Id of the key.")),
+    params(("id" = String, Path, max_length = 256, description = "Id of the key."),
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the key.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
     responses((status = 200, description = "The key and its new text.", body = IssuedKey),
-        (status = 409, description = "The key is revoked.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The key is revoked.", body = crate::error::ErrorBody),
+        (status = 412, description = "The version has changed; nothing was done.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn rotate(
     State(admin): State<Admin>,
     Id(id): Id,
+    headers: HeaderMap,
     Body(how): Body<Rotate>,
 ) -> Result<Response, ApiError> {
     let grace = Duration::from_secs(how.grace_seconds.unwrap_or(GRACE_SECONDS));
-    let made = desk(&admin).rotate(&key_id(&id)?, grace, clock::unix_seconds()).await?;
+    let (id, desk) = (key_id(&id)?, desk(&admin));
+    let _turn = expected(&admin, &desk, &id, &headers).await?;
+    let made = desk.rotate(&id, grace, clock::unix_seconds()).await?;
     Ok(issued(&admin, StatusCode::OK, made).await)
 }
 
 /// Revokes a key and all keys made from it: within a second, at every gateway.
 #[utoipa::path(post, path = "/admin/v1/keys/{id}/revoke", tag = "keys", operation_id = "revoke_key",
-    params(("id" = String, Path, max_length = 256, description = "Id of the key.")),
-    responses((status = 200, description = "The key.", body = Key)), security(("admin_key" = ["operator"])))]
-pub(crate) async fn revoke(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
-    let key = desk(&admin).revoke(&key_id(&id)?, clock::unix_seconds()).await?;
+    params(("id" = String, Path, max_length = 256, description = "Id of the key."),
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the key.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
+    responses((status = 200, description = "The key.", body = Key),
+        (status = 412, description = "The version has changed; nothing was done.", body = crate::error::ErrorBody)), security(("admin_key" = ["operator"])))]
+pub(crate) async fn revoke(State(admin): State<Admin>, Id(id): Id, headers: HeaderMap) -> Result<Response, ApiError> {
+    let (id, desk) = (key_id(&id)?, desk(&admin));
+    let _turn = expected(&admin, &desk, &id, &headers).await?;
+    let key = desk.revoke(&id, clock::unix_seconds()).await?;
     Ok(version::tagged(judged(&admin, key).await?))
 }

@@ -29,7 +29,7 @@ pub(crate) async fn get_level(State(admin): State<Admin>) -> Json<LogLevel> {
     Json(LogLevel { level: admin.log.get() })
 }
 
-/// Sets the log filter until the process ends.
+/// Sets the log filter until log.level of the config changes or the process ends.
 #[utoipa::path(put, path = "/admin/v1/log-level", tag = "log", operation_id = "set_log_level", request_body = LogLevel,
     responses((status = 200, description = "The log filter is set.", body = LogLevel)), security(("admin_key" = ["operator"])))]
 pub(crate) async fn set_level(

@@ -236,7 +236,13 @@ async fn update(
     Ok((axum::Extension(did), version::tagged(owner)).into_response())
 }
 
-async fn remove(admin: &Admin, kind: OwnerKind, id: &str) -> Result<StatusCode, ApiError> {
+async fn remove(admin: &Admin, kind: OwnerKind, id: &str, headers: &HeaderMap) -> Result<StatusCode, ApiError> {
+    let expected = version::expected(headers, None)?;
+    let _turn = admin.turn.lock().await;
+    if expected.is_some() {
+        let there = admin.store.owner(kind, id).await?.ok_or_else(|| missing(kind))?;
+        version::check(expected, there.version)?;
+    }
     let removed = admin.store.remove_owner(kind, id, clock::unix_seconds()).await?;
     if removed { Ok(StatusCode::NO_CONTENT) } else { Err(missing(kind)) }
 }
@@ -288,10 +294,16 @@ pub(crate) async fn update_team(
 
 /// Deletes a team. Its keys are refused from then on.
 #[utoipa::path(delete, path = "/admin/v1/teams/{id}", tag = "teams", operation_id = "delete_team",
-    params(("id" = String, Path, max_length = 256, description = "Id of the team; a slash in it is sent as %2F.")),
-    responses((status = 204, description = "Deleted.")), security(("admin_key" = ["owner"])))]
-pub(crate) async fn delete_team(State(admin): State<Admin>, Id(id): Id) -> Result<StatusCode, ApiError> {
-    remove(&admin, OwnerKind::Team, &id).await
+    params(("id" = String, Path, max_length = 256, description = "Id of the team; a slash in it is sent as %2F."),
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the team.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
+    responses((status = 204, description = "Deleted."),
+        (status = 412, description = "The version has changed; nothing was done.", body = crate::error::ErrorBody)), security(("admin_key" = ["owner"])))]
+pub(crate) async fn delete_team(
+    State(admin): State<Admin>,
+    Id(id): Id,
+    headers: HeaderMap,
+) -> Result<StatusCode, ApiError> {
+    remove(&admin, OwnerKind::Team, &id, &headers).await
 }
 
 /// Users, by id.
@@ -341,8 +353,14 @@ pub(crate) async fn update_user(
 
 /// Deletes a user.
 #[utoipa::path(delete, path = "/admin/v1/users/{id}", tag = "users", operation_id = "delete_user",
-    params(("id" = String, Path, max_length = 256, description = "Id of the user; a slash in it is sent as %2F.")),
-    responses((status = 204, description = "Deleted.")), security(("admin_key" = ["owner"])))]
-pub(crate) async fn delete_user(State(admin): State<Admin>, Id(id): Id) -> Result<StatusCode, ApiError> {
-    remove(&admin, OwnerKind::User, &id).await
+    params(("id" = String, Path, max_length = 256, description = "Id of the user; a slash in it is sent as %2F."),
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the user.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
+    responses((status = 204, description = "Deleted."),
+        (status = 412, description = "The version has changed; nothing was done.", body = crate::error::ErrorBody)), security(("admin_key" = ["owner"])))]
+pub(crate) async fn delete_user(
+    State(admin): State<Admin>,
+    Id(id): Id,
+    headers: HeaderMap,
+) -> Result<StatusCode, ApiError> {
+    remove(&admin, OwnerKind::User, &id, &headers).await
 }

@@ -30,6 +30,10 @@ fn a_config_is_checked_applied_and_taken_back() {
     assert_eq!(api.call("viewer", "GET", "/admin/v1/models/talk", "").0, 200);
     let history = api.get("/admin/v1/config/history");
     assert_eq!((&history["data"][0]["note"], &history["data"][0]["actor"]), (&"a better name".into(), &"owner".into()));
+    for (path, body) in [("rollback", "{\"version\": 1}"), ("reload", "{}")] {
+        let fields = ["authorization: Bearer owner", "content-type: application/json", "if-match: \"1\""];
+        assert_eq!(api.ask("POST", &format!("/admin/v1/config/{path}"), &fields, body).0, 412, "{path}");
+    }
     let (status, _) = api.call("owner", "POST", "/admin/v1/config/rollback", "{\"version\": 1}");
     assert_eq!(status, 200);
     assert_eq!(api.call("viewer", "GET", "/admin/v1/models/talk", "").0, 404);

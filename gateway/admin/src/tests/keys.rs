@@ -28,6 +28,9 @@ fn a_key_lives_and_its_text_is_seen_once() {
     assert_eq!(patch("{\"limits\": [\"nowhere\"]}").0, 400);
     assert_eq!(patch("{\"team\": \"nobody\"}").0, 400);
     assert_eq!(patch("{\"expires\": 1}").0, 400, "it lies in the past");
+    for what in ["rotate", "revoke"] {
+        assert_eq!(api.ask("POST", &format!("{path}/{what}"), &fields, "{}").0, 412, "{what}");
+    }
     let (status, rotated) = api.call("owner", "POST", &format!("{path}/rotate"), "{\"grace_seconds\": 60}");
     assert!(
         status == 200 && rotated["secret"] != made["secret"] && rotated["key"]["previous_until"].is_u64(),
@@ -66,7 +69,10 @@ fn teams_and_users_are_made_changed_and_removed() {
         let stale = format!("{{\"expected_version\": {}}}", owner["version"]);
         assert_eq!(api.call("owner", "PATCH", &one, &stale).0, 412);
         assert_eq!(api.get(&all)["data"][0]["id"], "research lab");
-        assert_eq!(api.call("owner", "DELETE", &one, "").0, 204);
+        let tag = |version: &Value| format!("if-match: \"{version}\"");
+        let delete = |version: &Value| api.ask("DELETE", &one, &["authorization: Bearer owner", &tag(version)], "").0;
+        assert_eq!((delete(&owner["version"]), &api.get(&one)["blocked"]), (412, &true.into()), "another by now");
+        assert_eq!(delete(&changed["version"]), 204);
         assert_eq!(api.call("owner", "DELETE", &one, "").0, 404);
         for wrong in
             ["{\"id\": \"\"}", "{}", "{\"id\": \"x\", \"team\": \"nobody\"}", "{\"id\": \"x\", \"limits\": [\"none\"]}"]

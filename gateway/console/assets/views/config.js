@@ -128,7 +128,8 @@ export function show(root) {
     const text = "Its text is applied again, as a new version. Running streams go on.";
     if (!(await confirmed(`Roll back to version ${one.version}?`, text, "Roll back", "primary"))) return;
     try {
-      const done = await post("/config/rollback", { version: one.version, note: `back to version ${one.version}` });
+      const back = { version: one.version, note: `back to version ${one.version}` };
+      const done = await call("POST", "/config/rollback", back, { "if-match": inForce.tag });
       toast(`Version ${done.version} is in force.`);
       await load();
     } catch (error) {

@@ -167,6 +167,14 @@ struct State {
     persisted: bool,
 }
 
+impl State {
+    /// Refusal of a change that expects another version to be in force.
+    fn conflict(&self, expected: Option<u64>) -> Option<ApplyError> {
+        let expected = expected.filter(|expected| *expected != self.version)?;
+        Some(ApplyError::Conflict { expected, current: self.version })
+    }
+}
+
 /// Config that a process begins with: from the file, or from the process before it.
 pub struct Begin {
     /// Config text in force at the begin.
@@ -216,14 +224,6 @@ impl Live {
     /// Returns true if a restart comes up with the config in force.
     pub fn is_persisted(&self) -> bool {
         self.state().persisted
-    }
-
-    /// Sets the log level until the next change of the config.
-    ///
-    /// # Errors
-    /// The text is no level.
-    pub fn set_log_level(&self, level: &str) -> Result<(), String> {
-        (self.log_level)(level)
     }
 
     /// Source of the config: the file and the command line.
@@ -279,9 +279,20 @@ impl Live {
     /// # Errors
     /// [`ApplyError`]: nothing has changed.
     pub fn reload(&self, by: &By) -> Result<Applied, ApplyError> {
+        self.reload_expected(by, None)
+    }
+
+    /// Reloads as [`Live::reload`] does, if `expected` is the version in force or `None`.
+    ///
+    /// # Errors
+    /// [`ApplyError`]: nothing has changed.
+    pub fn reload_expected(&self, by: &By, expected: Option<u64>) -> Result<Applied, ApplyError> {
         self.gateway.refresh_certificate();
         let (read, mut state) = self.look();
-        let done = read.map_err(ApplyError::Read).and_then(|text| self.take(&mut state, &text, by));
+        let done = match state.conflict(expected) {
+            Some(conflict) => Err(conflict),
+            None => read.map_err(ApplyError::Read).and_then(|text| self.take(&mut state, &text, by)),
+        };
         drop(state);
         self.note(&done);
         done
@@ -348,8 +359,8 @@ impl Live {
     /// [`ApplyError`]: nothing has changed.
     pub fn apply(&self, text: &str, by: &By, expected: Option<u64>) -> Result<Applied, ApplyError> {
         let mut state = self.state();
-        let done = match expected.filter(|expected| *expected != state.version) {
-            Some(expected) => Err(ApplyError::Conflict { expected, current: state.version }),
+        let done = match state.conflict(expected) {
+            Some(conflict) => Err(conflict),
             None => self.put(&mut state, text, by, Origin::Admin),
         };
         drop(state);
@@ -375,14 +386,14 @@ impl Live {
         Ok(done?)
     }
 
-    /// Puts an earlier version in force.
+    /// Puts an earlier version in force, if `expected` is the version in force or `None`.
     ///
     /// # Errors
     /// [`ApplyError`]: nothing has changed.
-    pub fn rollback(&self, version: u64, by: &By) -> Result<Applied, ApplyError> {
+    pub fn rollback(&self, version: u64, by: &By, expected: Option<u64>) -> Result<Applied, ApplyError> {
         let text = self.history.text(version).ok_or(ApplyError::Unknown(version))?;
         let note = if by.note.is_empty() { format!("back to version {version}") } else { by.note.clone() };
-        self.apply(&text, &By { who: by.who.clone(), note }, None)
+        self.apply(&text, &By { who: by.who.clone(), note }, expected)
     }
 
     fn put(&self, state: &mut State, text: &str, by: &By, from: Origin) -> Result<Applied, ApplyError> {
@@ -406,7 +417,10 @@ impl Live {
             }
             return Err(refused(error.into()));
         }
-        if let Err(reason) = (self.log_level)(&config.log_level) {
+        // A filter that an admin has set stays as long as the config says the same.
+        if config.log_level != self.gateway.serving().config.log_level
+            && let Err(reason) = (self.log_level)(&config.log_level)
+        {
             tracing::warn!(reason, "log level could not be changed");
         }
         self.gateway.swap(config, self.fleet.upstreams(), providers);

@@ -107,10 +107,16 @@ fn versions_go_forth_and_back() {
     assert!(matches!(bad, Err(ApplyError::Faults(_))));
     let pool = bench.live.apply(&format!("{}[[pools]]\nid = \"own\"\n", named("two")), &By::new("ops"), None);
     assert!(matches!(pool, Err(ApplyError::Pool(_))));
-    assert!(matches!(bench.live.rollback(99, &By::new("ops")), Err(ApplyError::Unknown(99))));
+    assert!(matches!(bench.live.rollback(99, &By::new("ops"), None), Err(ApplyError::Unknown(99))));
     assert_eq!(bench.names()[0], "two", "nothing of these has changed anything");
 
-    let back = bench.live.rollback(first, &By::new("ops")).expect("applied");
+    for stale in [
+        bench.live.rollback(first, &By::new("ops"), Some(first)),
+        bench.live.reload_expected(&By::new("ops"), Some(first)),
+    ] {
+        assert!(matches!(stale, Err(ApplyError::Conflict { .. })), "{stale:?}");
+    }
+    let back = bench.live.rollback(first, &By::new("ops"), Some(two.version)).expect("applied");
     assert_eq!((bench.names()[0].as_str(), back.version > two.version), ("one", true));
     let history = bench.live.history();
     let told: Vec<_> = history.iter().map(|entry| (entry.who.as_str(), entry.outcome.as_str())).collect();
@@ -168,6 +174,22 @@ fn what_is_fixed_waits_and_the_rest_applies() {
 }
 
 #[test]
+fn a_log_level_that_was_set_stays_until_the_config_has_another() {
+    let level = |level: &str, more: &str| text(&format!("{more}[log]\nlevel = \"{level}\"\n"));
+    let bench = Bench::new("level", &level("warn", ""));
+    let apply = |text: &str| drop(bench.live.apply(text, &By::new("ops"), None).expect("applied"));
+    let set = || bench.level.lock().expect("level").clone();
+    "trace".clone_into(&mut bench.level.lock().expect("level"));
+    apply(&level("warn", "idle_timeout_ms = 1000\n"));
+    bench.live.reload(&By::new("signal")).expect("read");
+    assert_eq!(set(), "trace", "nothing was said about the level");
+    apply(&level("debug", ""));
+    assert_eq!(set(), "debug");
+    bench.live.rollback(1, &By::new("ops"), None).expect("applied");
+    assert_eq!(set(), "warn");
+}
+
+#[test]
 fn the_file_is_written_where_that_is_allowed() {
     let bench = Bench::new("writes", &named("one"));
     let real = bench.file.with_file_name("real.toml");
@@ -202,7 +224,7 @@ fn a_text_of_the_file_that_was_not_in_force_is_not_written_over() {
     let lost = apply("three");
     assert!(matches!(&lost, Err(ApplyError::Unread(path)) if path.ends_with("penstock.toml")), "{lost:?}");
     let edited: Result<Applied, ApplyError> = bench.live.edit(&By::new("ops"), |_| Ok(allowed("three")));
-    assert!(matches!(edited, Err(ApplyError::Unread(_))) && bench.live.rollback(1, &By::new("ops")).is_err());
+    assert!(matches!(edited, Err(ApplyError::Unread(_))) && bench.live.rollback(1, &By::new("ops"), None).is_err());
     assert_eq!((there(), bench.names()[0].as_str()), (allowed("saved"), "two"), "nothing has changed");
     // The same text may be applied; it is what the file has.
     apply("saved").expect("applied");
@@ -227,11 +249,54 @@ fn without_a_store_the_history_is_in_memory() {
     let bench = Bench::on(file, &named("one"), None);
     bench.live.apply(&named("two"), &By::new("ops"), None).expect("applied");
     assert_eq!(bench.live.history().iter().map(|entry| entry.version).collect::<Vec<_>>(), [2, 1]);
-    bench.live.rollback(1, &By::new("ops")).expect("applied");
+    bench.live.rollback(1, &By::new("ops"), None).expect("applied");
     for round in 0..40 {
         bench.live.apply(&named(&format!("n{round}")), &By::new("ops"), None).expect("applied");
     }
     assert_eq!(bench.live.history().len(), 16, "bounded");
+}
+
+#[test]
+fn no_number_stands_for_two_configs() {
+    let bench = Bench::on(folder("numbers").join("penstock.toml"), &named("one"), None);
+    let history = History::new(bench.gateway);
+    // Texts of a store whose numbers are their places; `None`: it is away.
+    let stored = std::cell::RefCell::new(Some(Vec::<String>::new()));
+    let keep = |text: &str| {
+        let new = penstock_store::NewConfig {
+            text: text.into(),
+            sha256: String::new(),
+            at: 1,
+            actor: "ops".into(),
+            note: String::new(),
+            outcome: "applied".into(),
+        };
+        history.numbered(&new, |new| {
+            let mut stored = stored.borrow_mut();
+            let texts = stored.as_mut()?;
+            texts.push(new.text);
+            Some(texts.len() as u64)
+        })
+    };
+    let there = || stored.borrow().clone().expect("there");
+    assert_eq!(keep("a"), 1);
+    let away = stored.take();
+    assert_eq!((keep("b"), keep("c")), (2, 3));
+    stored.replace(away);
+    assert_eq!((keep("d"), there()), (4, ["a", "b", "c", "d"].map(str::to_owned).to_vec()));
+    // Another gateway has stored one meanwhile.
+    let mut away = stored.take().expect("there");
+    assert_eq!(keep("e"), 5);
+    away.push("other".into());
+    stored.replace(Some(away));
+    assert_eq!((keep("f"), &there()[4..]), (7, &["other", "e", "f"].map(str::to_owned)[..]));
+    assert_eq!((history.text(6).as_deref(), history.text(5)), (Some("e"), None));
+    // The store was emptied.
+    stored.replace(Some(Vec::new()));
+    assert_eq!((keep("g"), there().len()), (8, 8));
+    stored.replace(Some(Vec::new()));
+    (0..100).for_each(|round| _ = keep(&round.to_string()));
+    assert!(keep("h") > 8);
 }
 
 #[test]
@@ -273,9 +338,9 @@ fn what_an_admin_applies_stays_until_the_file_changes() {
     fs::write(&bench.file, named("one")).expect("written");
     look();
     assert_eq!(bench.names()[0], "two");
-    let back = bench.live.rollback(first, &By::new("ops")).expect("applied");
+    let back = bench.live.rollback(first, &By::new("ops"), None).expect("applied");
     assert!(back.persisted, "it is what the file says");
-    let again = bench.live.rollback(two.version, &By::new("ops")).expect("applied");
+    let again = bench.live.rollback(two.version, &By::new("ops"), None).expect("applied");
     look();
     assert_eq!((bench.live.current().0, bench.names()[0].as_str()), (again.version, "two"), "a roll-back stays too");
     assert!(!bench.live.is_persisted());
