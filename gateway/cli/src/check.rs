@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use penstock_auth::Anonymous;
 use penstock_config::{AdapterConfig, DeviceChoice, PoolConfig, Snapshot};
+use penstock_pool::Follow;
 use penstock_pool::weights_cache::WeightsCache;
 use penstock_proxy::descriptors::{self, Share};
 use penstock_proxy::{fleet, start_checks};
@@ -95,7 +96,7 @@ pub(crate) fn options(pool: &PoolConfig) -> Result<ModelOptions, WorkerError> {
         gpu_memory_share: pool.gpu_memory_share(),
         sequences_max: pool.sequences_max as usize,
         prompt_lookup: pool.prompt_lookup as usize,
-        machine_share: pool.workers as u64,
+        machine_share: workers_max(pool) as u64,
         device: match pool.device {
             DeviceChoice::Auto => penstock_worker::DeviceChoice::Auto,
             DeviceChoice::Cpu => penstock_worker::DeviceChoice::Cpu,
@@ -109,15 +110,20 @@ pub(crate) fn options(pool: &PoolConfig) -> Result<ModelOptions, WorkerError> {
     })
 }
 
+/// Most workers that the pool may have on this machine: each has its share as if all of them ran.
+fn workers_max(pool: &PoolConfig) -> usize {
+    if pool.replicas.follow == Follow::On { pool.replicas.max } else { pool.workers }
+}
+
 fn adapters(pool: &PoolConfig) -> Vec<AdapterSource> {
     let source = |adapter: &AdapterConfig| AdapterSource { name: adapter.name.clone(), path: adapter.path.clone() };
     pool.adapters.iter().map(source).collect()
 }
 
-/// Bytes of weights that a worker of the pool loads; an error says why it could not.
+/// Bytes that the weights of a worker of the pool take in memory; an error says why it could not load them.
 pub(crate) fn weights(pool: &PoolConfig) -> Result<u64, String> {
     refuse_early(pool).map_err(|error| format!("{error:#}"))?;
-    look(pool).map(|summary| summary.weights_bytes).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+    look(pool).map(|summary| summary.plan.weights_bytes).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
 /// Refuses a pool whose local workers could not load their model: each of them would only fail with the same message.
@@ -240,8 +246,9 @@ fn show_model(summary: &Summary, pool: &PoolConfig) {
             None => "how much is available is not known".to_owned(),
         }
     );
-    if pool.workers > 1 && shares(summary, pool) {
-        let others = plan.total_bytes().saturating_sub(plan.weights_bytes).saturating_mul(pool.workers as u64 - 1);
+    let workers = workers_max(pool);
+    if workers > 1 && shares(summary, pool) {
+        let others = plan.total_bytes().saturating_sub(plan.weights_bytes).saturating_mul(workers as u64 - 1);
         let all = gigabytes(plan.total_bytes().saturating_add(others));
         println!("  shared          one copy of the weights for all workers: {all:.2} GB in all");
     }
@@ -265,7 +272,7 @@ fn fits(plan: &Plan, kv_bytes_max: u64) -> String {
 
 /// Fault of a pool whose workers need more memory than there is, with what can be changed.
 fn too_large(summary: &Summary, pool: &PoolConfig) -> Option<String> {
-    let workers = pool.workers.max(1) as u64;
+    let workers = workers_max(pool).max(1) as u64;
     shortage(summary, (workers, shares(summary, pool)), pool.kv_bytes_max > 0, &pool.quantize)
 }
 
@@ -279,11 +286,18 @@ fn shares(summary: &Summary, pool: &PoolConfig) -> bool {
 fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, quantize: &str) -> Option<String> {
     let plan = &summary.plan;
     let bound = summary.bound.as_deref()?;
-    let kv = if fixes_kv { plan.kv_bytes } else { 0 };
-    let each = plan.weights_bytes.saturating_add(plan.activation_bytes).saturating_add(kv);
-    let again = if shares { each - plan.weights_bytes } else { each };
+    let least = plan.weights_bytes.saturating_add(plan.activation_bytes);
+    let lacks = |kv: u64| {
+        let each = least.saturating_add(kv);
+        let again = if shares { each - plan.weights_bytes } else { each };
+        again.saturating_mul(workers - 1).saturating_add(each) > plan.available_bytes
+    };
+    // Where not even the rest has room, the plan's KV says nothing. On a GPU each worker plans with what those before it have left.
+    let counts_kv = fixes_kv || !(summary.is_gpu || lacks(0));
+    let kv = if counts_kv { plan.kv_bytes } else { 0 };
+    let each = least.saturating_add(kv);
     let too_much = plan.share_bytes.is_some_and(|share| each > share);
-    if again.saturating_mul(workers - 1).saturating_add(each) <= plan.available_bytes && !too_much {
+    if !lacks(kv) && !too_much {
         return None;
     }
     let gigabytes = |bytes: u64| format!("{:.2}", bytes as f64 / 1e9);
@@ -293,6 +307,8 @@ fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, q
     }
     if fixes_kv {
         changes.push("a smaller kv_bytes_max".to_owned());
+    } else if counts_kv {
+        changes.push(format!("a kv_bytes_max below the {} GB that each would take for KV", gigabytes(kv)));
     }
     if let Some(share) = plan.share_bytes.filter(|_| too_much) {
         changes.push(format!("a larger gpu_memory_share, which is {} GB now", gigabytes(share)));
@@ -320,7 +336,7 @@ fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, q
         },
         gigabytes(plan.weights_bytes),
         gigabytes(plan.activation_bytes),
-        if fixes_kv { format!(", KV {})", gigabytes(kv)) } else { ") and more for KV".to_owned() },
+        if counts_kv { format!(", KV {})", gigabytes(kv)) } else { ") and more for KV".to_owned() },
         gigabytes(plan.available_bytes),
         changes.join("; ")
     ))
@@ -365,6 +381,8 @@ fn show_models(config: &Snapshot) {
 
 #[cfg(test)]
 mod tests {
+    use penstock_config::Overrides;
+
     use super::*;
 
     const GIGABYTE: u64 = 1_000_000_000;
@@ -374,7 +392,7 @@ mod tests {
             weights_bytes: weights * GIGABYTE,
             there_bytes: 0,
             activation_bytes: GIGABYTE / 10,
-            kv_bytes: 2 * GIGABYTE,
+            kv_bytes: GIGABYTE / 5,
             pages: 100,
             context_tokens: 3200,
             context_wanted: 3200,
@@ -401,7 +419,9 @@ mod tests {
 
     #[test]
     fn a_shortage_says_what_is_needed_and_what_helps() {
-        let said = shortage(&summary(16, 8), (2, false), true, "none").expect("too large");
+        let mut fixed = summary(16, 8);
+        fixed.plan.kv_bytes = 2 * GIGABYTE;
+        let said = shortage(&fixed, (2, false), true, "none").expect("too large");
         let want = "2 workers need 18.10 GB each (weights 16.00, activations 0.10, KV 2.00); 8.00 GB are available (free memory of the \
                     machine). What helps: fewer workers; a smaller kv_bytes_max; quantize = \"int8\" (--quantize int8): weights of 8.00 GB, \
                     not 16.00; quantize = \"int4\" (--quantize int4): weights of 4.80 GB, not 16.00; a smaller model, or a file of it with fewer bits \
@@ -424,6 +444,34 @@ mod tests {
             said.starts_with("3 workers need 8.10 GB each, with one copy of the weights among them (weights 8.00"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn the_kv_that_every_worker_plans_counts() {
+        let of = |kv, workers, shares| {
+            let mut summary = summary(2, 2);
+            summary.plan.kv_bytes = kv * GIGABYTE;
+            shortage(&summary, (workers, shares), false, "none")
+        };
+        assert_eq!((of(5, 1, true), of(2, 2, true), of(1, 2, false)), (None, None, None));
+        let said = of(3, 2, true).expect("2 weights, 6 KV, and activations");
+        assert!(said.contains("(weights 2.00, activations 0.10, KV 3.00)"), "{said}");
+        assert!(said.contains("fewer workers; a kv_bytes_max below the 3.00 GB that each would take for KV"), "{said}");
+        assert!(of(2, 2, false).is_some(), "weights of their own");
+        let mut gpu = Summary { is_gpu: true, ..summary(2, 2) };
+        gpu.plan.kv_bytes = 5 * GIGABYTE;
+        assert_eq!(shortage(&gpu, (2, false), false, "none"), None, "the second one plans with what is left");
+    }
+
+    #[test]
+    fn weights_count_as_they_are_held() {
+        let of = |quantize: &str| {
+            let toml = format!("[[pools]]\nid = \"own\"\nquantize = \"{quantize}\"\ndevice = \"cpu\"\n");
+            let config = penstock_config::load(Some(("config", &toml)), &Overrides::default(), &|_| None);
+            weights(&config.expect("valid").pools[0]).expect("the demo model")
+        };
+        let (stored, int8) = (of("none"), of("int8"));
+        assert!(int8 * 10 < stored * 6, "{stored} {int8}");
     }
 
     #[test]

@@ -202,16 +202,20 @@ impl Store {
     /// Models that a name says, by their whole names, those first that a pull gave the name last.
     fn fitting(&self, name: &str) -> Result<Vec<Model>, StoreError> {
         let found = self.list()?;
-        let fits: Box<dyn Fn(&Model) -> Option<u64>> = match ModelName::parse(name) {
-            Ok(name) => Box::new(move |model| model.named_at(&name)),
-            Err(_) => {
-                // `REPO`, `REPO:QUANT`: parsed with an organisation in front, which is then not compared.
-                let Ok(short) = ModelName::parse(&format!("any/{name}")) else { return Ok(Vec::new()) };
-                Box::new(move |model| model.named_at(&ModelName { org: model.manifest.org.clone(), ..short.clone() }))
-            }
+        let (name, has_org) = match ModelName::parse(name) {
+            Ok(name) => (name, true),
+            // `REPO`, `REPO:QUANT`: parsed with an organisation in front, which is then not compared.
+            Err(_) => match ModelName::parse(&format!("any/{name}")) {
+                Ok(name) => (name, false),
+                Err(_) => return Ok(Vec::new()),
+            },
+        };
+        let named_at = |model: &Model| match has_org {
+            true => model.named_at(&name),
+            false => model.named_at(&ModelName { org: model.manifest.org.clone(), ..name.clone() }),
         };
         let mut fitting: Vec<(u64, Model)> =
-            found.models.into_iter().filter_map(|model| Some((fits(&model)?, model))).collect();
+            found.models.into_iter().filter_map(|model| Some((named_at(&model)?, model))).collect();
         fitting.sort_by_key(|(at, model)| (model.name(), u64::MAX - at));
         Ok(fitting.into_iter().map(|(_, model)| model).collect())
     }

@@ -199,7 +199,7 @@ fn files_of_a_folder_are_regular_files_within_it() {
     let scratch = std::env::temp_dir().join(format!("penstock-text-links-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&scratch);
     let (folder, blobs) = (scratch.join("snapshots/1"), scratch.join("blobs"));
-    [&folder, &blobs].map(|folder| std::fs::create_dir_all(folder).unwrap());
+    [&folder, &blobs].into_iter().for_each(|folder| std::fs::create_dir_all(folder).unwrap());
     let place = folder.join("chat_template.jinja");
     let refused = |part: &str| {
         let error = TextModel::from_dir(&folder).expect_err(part).to_string();
