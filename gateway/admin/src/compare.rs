@@ -223,14 +223,15 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// Value of a header field or a tag as it may be shown.
+/// Value of a header field or a tag as it may be shown. Digits alone are a number.
 fn masked(name: &str, value: String) -> String {
-    if is_secret_name(name) { MASK.into() } else { value }
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    if is_secret_name(name, is_number) { MASK.into() } else { value }
 }
 
-/// Returns true if texts of a field of a body, and all texts in it, may be secrets. Addresses are not: images have them.
+/// Returns true if texts of a field of a body, and all texts in it, may be secrets. Addresses are not: images have them. Numbers are never masked.
 fn is_secret(name: &str) -> bool {
-    is_secret_name(name) && !plain(name).contains("url")
+    is_secret_name(name, false) && !plain(name).contains("url")
 }
 
 /// Masks texts that may be secrets and that are not those of `pasted`, at the same place. `hidden`: a value around this one is a secret by its name.
@@ -304,6 +305,7 @@ mod tests {
             json!({ "a": { "Authorization": "s3cret", "apiKey": "s3cret", "api-key": "s3cret", "ACCESS_TOKENS": ["s3cret"] } }),
             json!({ "token": ["s3cret", { "value": "s3cret" }] }),
             json!({ "credentials": { "password": { "a": ["s3cret"] } }, "Set-Cookie": "s3cret" }),
+            json!({ "tokens_per_team": { "a": "s3cret" }, "tokenLimit": "s3cret" }),
         ] {
             for (before, after) in
                 [(json!({ "b": 1 }), part.clone()), (json!({ "tools": [], "a": 1, "metadata": "x" }), part.clone())]
@@ -315,7 +317,7 @@ mod tests {
             let shown = shown(&view(&part), &view(&part)).body;
             assert_eq!(shown, Some(part.to_string()), "what came with the call is no secret to the caller");
         }
-        let open = json!({ "max_tokens": 5, "stop": ["a"], "tools": [{ "image_url": "u", "keyboard": "k" }] });
+        let open = json!({ "max_tokens": 5, "tokens_per_minute": 6, "stop": ["a"], "tools": [{ "image_url": "u", "keyboard": "k" }] });
         assert_eq!(shown(&view(&open), &view(&json!({}))).body, Some(open.to_string()));
     }
 
@@ -331,7 +333,13 @@ mod tests {
     fn possible_secrets_are_masked_and_lists_are_bounded() {
         let before = view(&json!({ "metadata": { "api_key": "mine" } }));
         let mut after = view(&json!({ "metadata": { "api_key": "mine", "token": "theirs" }, "image_url": "u" }));
-        for (name, value) in [("authorization", "Bearer a"), ("x-api-key", "b"), ("x-team", "c")] {
+        for (name, value) in [
+            ("authorization", "Bearer a"),
+            ("x-api-key", "b"),
+            ("x-team", "c"),
+            ("x-token-limit", "40000"),
+            ("x-token-per-team", "tok-1"),
+        ] {
             after.send.push((HeaderName::from_static(name), HeaderValue::from_static(value)));
         }
         after.headers.insert("cookie", HeaderValue::from_static("d"));
@@ -342,6 +350,8 @@ mod tests {
                 "UpstreamHeader authorization - [hidden]",
                 "UpstreamHeader x-api-key - [hidden]",
                 "UpstreamHeader x-team - c",
+                "UpstreamHeader x-token-limit - 40000",
+                "UpstreamHeader x-token-per-team - [hidden]",
                 "Body /metadata/token - [hidden]",
                 "Body /image_url - \"u\"",
             ]
@@ -349,7 +359,7 @@ mod tests {
         let all = shown(&after, &before);
         let body = r#"{"metadata":{"api_key":"mine","token":"[hidden]"},"image_url":"u"}"#;
         assert_eq!(all.body.as_deref(), Some(body), "what came with the call is no secret to the caller");
-        assert!(all.upstream_headers.iter().all(|one| ["[hidden]", "c"].contains(&one.value.as_str())));
+        assert!(all.upstream_headers.iter().all(|one| ["[hidden]", "c", "40000"].contains(&one.value.as_str())));
         let many = view(&(0..300).map(|number| (number.to_string(), json!(number))).collect());
         let (all, left_out) = changes(&view(&json!({})), &many);
         assert_eq!((all.len(), left_out), (200, 100));

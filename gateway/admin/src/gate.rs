@@ -147,7 +147,7 @@ async fn in_time(limit: Duration, change: impl Future<Output = Response> + Send 
         Ok(Ok(response)) => response,
         Ok(Err(error)) => ApiError::internal(&error).into_response(),
         Err(_) => {
-            let message = "There was no answer in time. The change goes on and may still come into force: the audit log gets its outcome.";
+            let message = "There was no answer in time. If it is a change, it goes on and may still come into force: the audit log gets its outcome.";
             // To send it again would be another change.
             ApiError { retry_after: None, ..ApiError::unavailable(message) }.into_response()
         }
@@ -385,7 +385,8 @@ mod tests {
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(!response.headers().contains_key(header::RETRY_AFTER), "it is not asked for twice");
         let body = response.into_body().collect().await.expect("a body").to_bytes();
-        assert!(String::from_utf8_lossy(&body).contains("may still come into force"), "{body:?}");
+        let message = "If it is a change, it goes on and may still come into force";
+        assert!(String::from_utf8_lossy(&body).contains(message), "{body:?}");
         release.send(()).expect("the change goes on");
         assert_eq!(timeout(Duration::from_secs(20), told).await.expect("soon"), Ok("done"));
         assert_eq!(in_time(Duration::from_secs(20), async { StatusCode::OK.into_response() }).await.status(), 200);

@@ -312,10 +312,14 @@ async fn issuers(gateway: &Weak<dyn Guarded>) {
         held.guard().drop_rings(&identity);
         for issuer in &identity.issuers {
             let ring = held.guard().ring(issuer);
-            if ring.claim() {
+            if let Some(keeper) = ring.claim() {
                 let (ring, metrics) = (Arc::downgrade(&ring), held.guard().metrics.clone());
                 let fetch = move || keep(ring.clone(), metrics.clone());
-                tasks.spawn(supervised("signing keys of an issuer", fetch, || sleep(ANEW)));
+                tasks.spawn(async move {
+                    // If this function panics, its tasks end, and it claims the rings anew.
+                    let _keeper = keeper;
+                    supervised("signing keys of an issuer", fetch, || sleep(ANEW)).await;
+                });
             }
         }
         drop((identity, held));
@@ -334,6 +338,8 @@ mod tests {
 
     use super::super::directory::tests::{owner, record};
     use super::super::identity::{Anonymous, AuthConfig};
+    use super::super::jwt::token::tests::{config, set};
+    use super::super::jwt::{IssuerConfig, KeySource};
     use super::super::key_issuing::{Desk, NewKey};
     use super::super::marker;
     use super::*;
@@ -567,6 +573,59 @@ mod tests {
             assert!(marker::counts(&state_dir) && !process.is_open());
             std::fs::remove_file(marker::path(&state_dir)).expect("removed");
         }
+        std::fs::remove_dir_all(&state_dir).expect("removed");
+    }
+
+    /// Gateway that panics while the tasks for its issuers are looked after; their keys are there from then on.
+    struct Panicking {
+        process: Process,
+        keys: PathBuf,
+        asked: AtomicU64,
+    }
+
+    impl Guarded for Panicking {
+        fn guard(&self) -> &Guard {
+            &self.process.guard
+        }
+
+        fn identity(&self) -> Arc<Identity> {
+            if self.asked.fetch_add(1, Ordering::AcqRel) == 1 {
+                std::fs::write(&self.keys, set()).expect("written");
+                panic!("as a test");
+            }
+            self.process.identity.clone()
+        }
+
+        fn store(&self) -> Option<Arc<dyn Store>> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn keys_of_issuers_are_fetched_after_a_panic() {
+        let state_dir = folder("panic");
+        std::fs::create_dir_all(&state_dir).expect("a folder");
+        let keys = state_dir.join("keys.json");
+        let issuer = IssuerConfig { source: KeySource::File(keys.clone()), ..config() };
+        let auth = AuthConfig { issuers: vec![issuer], ..AuthConfig::default() };
+        let identity = Arc::new(Identity::new(&settings(&auth, &state_dir)));
+        let process = Process { guard: Guard::new(Arc::default()), identity };
+        let gateway = Arc::new(Panicking { process, keys, asked: AtomicU64::new(0) });
+        let weak: Weak<dyn Guarded> = Arc::<Panicking>::downgrade(&gateway);
+        let ring = gateway.process.guard.ring(&gateway.process.identity.issuers[0]);
+        let fetched = async {
+            while ring.held().is_none() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let either = async {
+            tokio::select! {
+                () = supervised("issuers of tokens", || issuers(&weak), || sleep(AGAIN)) => panic!("they have ended"),
+                () = fetched => {}
+            }
+        };
+        assert!(timeout(Duration::from_secs(30), either).await.is_ok(), "nobody fetches keys");
+        assert!(gateway.asked.load(Ordering::Acquire) > 2);
         std::fs::remove_dir_all(&state_dir).expect("removed");
     }
 

@@ -170,6 +170,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         file = Some(taken.as_ref().and_then(|taken| taken.file()).map_or(read, str::to_owned));
         config = load(&source, &text)?;
         began = config.clone();
+        // The log began with the level of the file.
+        if let Err(reason) = penstock_admin::LogFilter::set(log.as_ref(), &config.log_level) {
+            tracing::warn!(reason, "log level could not be changed");
+        }
     }
     let state_dir = state_dir(&config)?;
     let faults = start_checks::faults(&config, &state_dir);

@@ -6,7 +6,7 @@
 //! same ids: the ledger knows each request by its id, so nothing counts twice. The queue is bounded; entries beyond it
 //! are lost and counted (the limits' own counters have them all the same), and limits with `on_store_failure =
 //! "closed"` refuse requests while entries wait for too long. A write that panics is retried as well, [`PANICS_MAX`]
-//! times: then its entries are lost and counted, and the next ones are written.
+//! times: then its entries are lost and counted, and the next ones are written. Limits are closed until a write succeeds.
 //!
 //! A crash loses entries of requests that began within the last `GATHER`, or whose write was still failing. Entries
 //! open at a crash are settled at the next start with the amounts reserved for them ([`orphans`](super::orphans)): what
@@ -172,7 +172,7 @@ impl Journal {
         Pause { queue: &self.queue, mark }
     }
 
-    /// Returns true if writes have been failing for longer than [`WRITE_MAX`], or since a panic.
+    /// Returns true if writes have been failing for longer than [`WRITE_MAX`], or since a panic, and none has succeeded since.
     pub(super) fn is_failing(&self) -> bool {
         self.queue.failing.load(Ordering::Relaxed)
     }
@@ -268,8 +268,11 @@ impl Queue {
             loop {
                 let batch = self.pending().take();
                 let Some(batch) = batch else {
-                    self.works();
-                    break;
+                    if !self.failing.load(Ordering::Relaxed) || self.probe(store).await {
+                        break;
+                    }
+                    sleep(RETRY).await;
+                    continue;
                 };
                 let is_written = self.write_batch(store, &batch).await;
                 let is_full = batch.settled.len().max(batch.opened.len()) >= LEDGER_BATCH_MAX;
@@ -304,6 +307,17 @@ impl Queue {
         self.works();
         self.pending().end(batch);
         true
+    }
+
+    /// Sends the ledger a write without entries. True if it succeeds, as the next ones then do: after entries were lost,
+    /// others may not come while closed limits refuse requests.
+    async fn probe(&self, store: &dyn Ledger) -> bool {
+        let write = StoreError::in_time(WRITE_MAX, store.settle_entries(Arc::<[Entry]>::default()));
+        let is_written = matches!(caught(write).await, Ok(Ok(_)));
+        if is_written {
+            self.works();
+        }
+        is_written
     }
 
     fn fails(&self, error: &str) {
@@ -535,5 +549,23 @@ mod tests {
             let known = store.entry(1, request).await.expect("read");
             assert_eq!(known.map(|entry| entry.micro_usd), Some(7), "{request}");
         }
+    }
+
+    /// Nothing waits behind the entries that are lost, and nothing comes.
+    #[tokio::test]
+    async fn a_loss_does_not_open_closed_limits_before_a_write_succeeds() {
+        let store = Panicking::new(u64::MAX);
+        let journal = Journal::start(store.clone(), "g".into(), None).expect("a thread");
+        requests(&journal, 0..3);
+        until("three are lost", || journal.counts() == (0, 3)).await;
+        sleep(2 * RETRY).await;
+        assert!(journal.is_failing(), "nothing was written");
+        store.panics.store(0, Ordering::Relaxed);
+        until("closed limits open", || !journal.is_failing()).await;
+        assert_eq!(journal.counts(), (0, 3));
+        requests(&journal, 3..4);
+        until("the thread goes on", || journal.is_emptied()).await;
+        let known = store.entry(1, "r3").await.expect("read");
+        assert_eq!(known.map(|entry| entry.micro_usd), Some(7));
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use penstock_govern::{By, Claim, Limit, Measure, Span, Unit, began};
 use penstock_store::{
@@ -14,7 +14,7 @@ use penstock_store::{
     UsageQuery, UsageRow,
 };
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::Governor;
 use super::journal::{Journal, Pause};
@@ -88,7 +88,7 @@ pub(super) struct Sums {
 #[derive(Default)]
 struct Progress {
     done: Vec<(Part, Vec<Sum>)>,
-    /// Number of tries that took too long.
+    /// Number of tries since the last success that took all their time.
     late: u32,
 }
 
@@ -149,17 +149,19 @@ impl Sums {
             progress.done.retain(|(part, _)| wanted.contains(part));
             SUMMED_MAX * 2_u32.pow(progress.late.min(DOUBLINGS_MAX))
         };
+        let began = Instant::now();
         let read = self.read(&in_force, &wanted, allowed, own);
         if let Err(error) = StoreError::in_time(allowed, read).await {
             let mut progress = self.progress();
-            progress.late += u32::from(error == StoreError::Busy);
+            // One that is busy before that does not say that the sums need more time.
+            progress.late += u32::from(error == StoreError::Busy && began.elapsed() >= allowed);
             let (done, all, seconds) = (progress.done.len(), wanted.len(), allowed.as_secs());
             drop(progress);
             tracing::warn!(%error, done, all, seconds, "the ledger is not summed up yet, and limits wait for it: the next try goes on with the rest");
             return Err(error);
         }
-        let mut out: Vec<Sum> =
-            std::mem::take(&mut self.progress().done).into_iter().flat_map(|(_, sums)| sums).collect();
+        let Progress { done, late: _ } = std::mem::take(&mut *self.progress());
+        let mut out: Vec<Sum> = done.into_iter().flat_map(|(_, sums)| sums).collect();
         // Several keys may share a parent, which then has several sums.
         fn name(sum: &Sum) -> (&str, &str, &'static str) {
             (&sum.limit, &sum.subject, sum.measure.name())
@@ -351,6 +353,8 @@ fn used(row: &UsageRow, unit: Unit) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use async_trait::async_trait;
     use penstock_govern::{For, OnStoreFailure, Reserve, Unmetered};
     use penstock_store::{Entry, Listing, OpenEntry, Page, Sqlite, SqliteOptions};
@@ -360,6 +364,7 @@ mod tests {
     /// Ledger in which every sum is 5 requests and takes some time.
     struct Slow {
         takes: Duration,
+        is_busy: AtomicBool,
         /// Tag and patience of each question.
         asked: Mutex<Vec<(String, u64)>>,
     }
@@ -372,6 +377,9 @@ mod tests {
             let tag = query.filter.tag.clone().unwrap_or_default();
             self.asked.lock().expect("no panic").push((tag, patience.as_secs()));
             sleep(self.takes).await;
+            if self.is_busy.load(Ordering::Relaxed) {
+                return Err(StoreError::Busy);
+            }
             Ok(Listing { items: vec![UsageRow { requests: 5, ..UsageRow::default() }], more: false })
         }
 
@@ -430,7 +438,8 @@ mod tests {
 
     fn slow(limits: &'static [&str], takes: u64) -> (Arc<Slow>, Sums) {
         let keys = Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database");
-        let ledger = Arc::new(Slow { takes: Duration::from_secs(takes), asked: Mutex::default() });
+        let takes = Duration::from_secs(takes);
+        let ledger = Arc::new(Slow { takes, is_busy: AtomicBool::new(false), asked: Mutex::default() });
         let in_force = || InForce { limits: limits.iter().map(|id| limit(id)).collect(), ..InForce::default() };
         (ledger.clone(), Sums::of(ledger, Arc::new(keys), in_force, None))
     }
@@ -452,8 +461,8 @@ mod tests {
         // What this gateway has to tell is that of the time at which each limit was summed.
         assert_eq!(told, [("a", 5, 1), ("b", 5, 1), ("c", 5, 2)]);
         // The next loss begins with none of it.
-        assert_eq!(sums.spent(None, &|_| 3).await.map(|read| read.len()), Ok(3));
-        assert_eq!(asked(&ledger).len(), 3);
+        assert_eq!(sums.spent(None, &|_| 3).await, Err(StoreError::Busy));
+        assert_eq!(asked(&ledger), tagged(&[("a", 60), ("b", 60), ("c", 60)]));
     }
 
     #[tokio::test(start_paused = true)]
@@ -464,8 +473,22 @@ mod tests {
         }
         let patience: Vec<_> = asked(&ledger).into_iter().map(|(_, patience)| patience).collect();
         assert_eq!(patience, [60, 120, 240, 480, 960, 960, 960]);
-        let (_, sums) = slow(&["a"], 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_try_that_took_all_its_time_makes_the_next_one_longer() {
+        let (ledger, sums) = slow(&["a"], 100);
+        let patience = || asked(&ledger).into_iter().map(|(_, patience)| patience).collect::<Vec<_>>();
         assert_eq!(sums.spent(None, &|_| 0).await, Err(StoreError::Busy));
+        ledger.is_busy.store(true, Ordering::Relaxed);
+        for _ in 0..2 {
+            assert_eq!(sums.spent(None, &|_| 0).await, Err(StoreError::Busy));
+        }
+        ledger.is_busy.store(false, Ordering::Relaxed);
         assert_eq!(sums.spent(None, &|_| 0).await.map(|read| read.len()), Ok(1));
+        assert_eq!(patience(), [60, 120, 120, 120]);
+        // After a success the next loss begins as the first one did.
+        assert_eq!(sums.spent(None, &|_| 0).await, Err(StoreError::Busy));
+        assert_eq!(patience(), [60]);
     }
 }

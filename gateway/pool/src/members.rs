@@ -7,6 +7,9 @@ use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Time without any worker after which one that is started elsewhere is not expected back.
+const GONE_AFTER: Duration = Duration::from_secs(10);
+
 /// The workers of one pool, local and remote. Their number and their indexes are those of the config and never change.
 pub(super) struct Members {
     all: Vec<Member>,
@@ -99,6 +102,13 @@ impl Members {
     /// Returns true while no worker serves.
     pub(super) fn is_nobody_there(&self) -> bool {
         self.nobody_since.is_some()
+    }
+
+    /// Returns true if the workers other than `worker` are gone: none is connected, and those that are started elsewhere, which may be back in a
+    /// moment, have not served for [`GONE_AFTER`].
+    pub(super) fn others_are_gone(&self, worker: WorkerId, now: Instant) -> bool {
+        let is_long = self.nobody_since.is_some_and(|since| now.saturating_duration_since(since) >= GONE_AFTER);
+        !self.any_other(worker, |other| other.link.is_some() || other.process.is_none() && !is_long)
     }
 
     /// Looks for a worker that serves. Returns the change since the last look, if there is one.

@@ -26,7 +26,7 @@ use penstock_relay::models::Entry as ModelEntry;
 use penstock_telemetry::Trace;
 use penstock_telemetry::trace::Value;
 use penstock_upstream::Origin;
-use penstock_upstream::answer_memory::Hold;
+use penstock_upstream::answer_memory::{AnswerMemory, Hold};
 use penstock_upstream::call::Call;
 
 /// The whole answer to `call`, by `deadline`. Dropping the future cancels the call upstream, wherever it is.
@@ -48,14 +48,22 @@ pub(crate) struct Whole {
     body: Bytes,
     /// Memory charge of the body, of no bytes so far.
     hold: Hold,
+    /// Most bytes that the charge can ever be.
+    hold_bytes_max: usize,
 }
 
 impl Whole {
-    /// The body, once there is memory for it, and the charge, to be kept as long as the body is. The wait has no bound,
-    /// and neither a deadline nor a cancel of the call ends it: the answer was paid for, and no client waits for it.
+    /// An answer whose body is to be charged to `memory`, which is of no key.
+    fn new(body: Bytes, memory: &AnswerMemory) -> Self {
+        Self { body, hold: memory.hold(), hold_bytes_max: memory.hold_bytes_max() }
+    }
+
+    /// The body, once there is memory for it, and the charge, to be kept as long as the body is. A body that is larger
+    /// than the whole memory is charged as all of it. The wait has no bound, and neither a deadline nor a cancel of the
+    /// call ends it: the answer was paid for, and no client waits for it.
     pub(crate) async fn charged(self) -> (Bytes, Hold) {
-        let Self { body, mut hold } = self;
-        hold.wait(body.len()).await;
+        let Self { body, mut hold, hold_bytes_max } = self;
+        hold.wait(body.len().min(hold_bytes_max)).await;
         (body, hold)
     }
 }
@@ -145,8 +153,7 @@ async fn collect(
     let body = answer.whole(&|choice| events.score(choice));
     let body = body.ok_or_else(|| Failure::internal("an answer without all its choices"))?;
     // Of no key's share: a body that is larger than the share would be waited for in vain.
-    let hold = gateway.answer_memory("", &gateway.serving().config.http).hold();
-    Ok(Whole { body, hold })
+    Ok(Whole::new(body, &gateway.answer_memory("", &gateway.serving().config.http)))
 }
 
 #[async_trait]
@@ -190,5 +197,33 @@ impl Drop for Root<'_> {
     fn drop(&mut self) {
         let attributes = vec![("penstock.background", Value::Bool(true))];
         self.gateway.tracer.end(&self.trace, std::mem::take(&mut self.name), attributes, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use penstock_http::HttpLimits;
+    use penstock_upstream::answer_memory::{ANSWER_BYTES_MAX, AnswerBudget};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_larger_than_the_whole_memory_waits_for_all_of_it_and_no_longer() {
+        let budget = AnswerBudget::new(ANSWER_BYTES_MAX);
+        let memory = AnswerMemory::new(&budget, "", &HttpLimits::default());
+        let mut other = memory.hold();
+        other.cover(1 << 20).expect("memory");
+        let whole = Whole::new(Bytes::from(vec![0_u8; ANSWER_BYTES_MAX + 1]), &memory);
+        let charged = tokio::spawn(whole.charged());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!charged.is_finished(), "another answer holds some");
+        drop(other);
+        let charged = tokio::time::timeout(Duration::from_secs(30), charged).await.expect("in time");
+        let (body, hold) = charged.expect("no panic");
+        assert_eq!((body.len(), budget.bytes_held()), (ANSWER_BYTES_MAX + 1, ANSWER_BYTES_MAX));
+        drop(hold);
+        assert_eq!(budget.bytes_held(), 0);
     }
 }

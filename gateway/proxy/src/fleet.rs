@@ -312,29 +312,55 @@ impl Fleet {
                 steps.push(Step::Keep(asked.id.clone(), settings::adapters(asked)));
                 continue;
             }
-            let weights = match asked.connect.is_empty() {
-                true => (self.command.inspect)(asked).map_err(|reason| failed(asked, reason))?,
-                false => 0,
-            };
-            if difference == Difference::Adapters {
-                steps.push(Step::Adapt(Box::new(asked.clone()), settings::adapters(asked)));
-                continue;
+            match self.step(config, asked, files, difference) {
+                Ok(step) => steps.push(step),
+                // Only the files differ, and what is there now cannot be served: no reason to refuse the rest of the config.
+                Err(error) if self.runs(asked) => {
+                    tracing::warn!(
+                        pool = asked.id,
+                        error = error.to_string(),
+                        "the model's files have changed and cannot be served: the pool goes on as it is, and the next reload looks again"
+                    );
+                    steps.push(Step::Keep(asked.id.clone(), settings::adapters(asked)));
+                }
+                Err(error) => return Err(error),
             }
-            let text = Arc::new(settings::text(asked, self.command.demo).map_err(|reason| failed(asked, reason))?);
-            let state_dir = penstock_config::state_dir(config).map_err(|reason| failed(asked, reason))?;
-            let mut settings = settings::settings(asked, &self.command, &text, state_dir, (&self.cores, &self.copies))
-                .map_err(|reason| failed(asked, reason))?;
-            let running_apart =
-                lock(&self.state).running.iter().any(|other| other.config.id == asked.id && other.is_apart);
-            if (difference == Difference::Workers || running_apart)
-                && let Some(local) = &mut settings.local
-            {
-                local.identity.push_str(APART);
-            }
-            self.fits(asked, &settings, weights)?;
-            steps.push(Step::Start(Box::new(Start { config: asked.clone(), files, settings, text })));
         }
         Ok(Plan(steps))
+    }
+
+    /// Returns true if a pool of exactly this config runs.
+    fn runs(&self, asked: &PoolConfig) -> bool {
+        lock(&self.state).running.iter().any(|running| running.config == *asked)
+    }
+
+    /// Step towards one pool of a config, which differs from what runs.
+    fn step(
+        &self,
+        config: &Snapshot,
+        asked: &PoolConfig,
+        files: String,
+        difference: Difference,
+    ) -> Result<Step, FleetError> {
+        let weights = match asked.connect.is_empty() {
+            true => (self.command.inspect)(asked).map_err(|reason| failed(asked, reason))?,
+            false => 0,
+        };
+        if difference == Difference::Adapters {
+            return Ok(Step::Adapt(Box::new(asked.clone()), settings::adapters(asked)));
+        }
+        let text = Arc::new(settings::text(asked, self.command.demo).map_err(|reason| failed(asked, reason))?);
+        let state_dir = penstock_config::state_dir(config).map_err(|reason| failed(asked, reason))?;
+        let mut settings = settings::settings(asked, &self.command, &text, state_dir, (&self.cores, &self.copies))
+            .map_err(|reason| failed(asked, reason))?;
+        let running_apart = lock(&self.state).running.iter().any(|other| other.config.id == asked.id && other.is_apart);
+        if (difference == Difference::Workers || running_apart)
+            && let Some(local) = &mut settings.local
+        {
+            local.identity.push_str(APART);
+        }
+        self.fits(asked, &settings, weights)?;
+        Ok(Step::Start(Box::new(Start { config: asked.clone(), files, settings, text })))
     }
 
     /// Checks that the memory left is enough for a changed pool's new workers beside the old ones.

@@ -121,8 +121,9 @@ impl Market<'_> {
         if choice.free {
             return Verdict::Place(placement);
         }
-        let gathers = waiting.view.sequences > 1 && waited < TOGETHER_WAIT;
-        if gathers && self.workers[&choice.worker].credits() > 0 {
+        let worker = &self.workers[&choice.worker];
+        let lacks_credits = worker.credits() > 0 && !worker.starts(waiting.view.sequences);
+        if waiting.view.sequences > 1 && waited < TOGETHER_WAIT && lacks_credits {
             return Verdict::WaitForCredits;
         }
         let (at, have) = (usize::from(choice.worker.0), choice.found.device + choice.found.promised);
@@ -187,13 +188,20 @@ impl Market<'_> {
         self.find(waiting, fresh);
         let view = &waiting.view;
         let is_late = view.sequences > 1 && self.now.saturating_sub(waiting.since) >= TOGETHER_WAIT;
-        let takes_part = is_late && !self.any_free(view, &suits);
         let overdue = waiting.held.map_or(0.0, |held| {
             let took = self.now.saturating_sub(held.since).as_secs_f64();
             OVERDUE * (took - 1.5 * held.promised - HOLD_SLACK).max(0.0)
         });
         // What has begun elsewhere is not held, and what has waited long enough waits on at a worker.
         let needs_pages = !view.resumed && !self.is_last_call(waiting);
+        let has_pages =
+            |id: WorkerId, worker: &WorkerView, found: Found| !needs_pages || self.has_pages(worker, id, view, found);
+        let starts_all = |(id, found): &(WorkerId, Found)| {
+            let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker, suits);
+            let worker = self.workers.get(id).filter(can);
+            worker.is_some_and(|worker| worker.starts(view.sequences) && has_pages(*id, worker, *found))
+        };
+        let takes_part = is_late && !waiting.found.iter().any(starts_all);
         let mut candidates = Vec::with_capacity(waiting.found.len());
         for (id, found) in &waiting.found {
             let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker, suits);
@@ -203,7 +211,7 @@ impl Market<'_> {
                 || takes_part && worker.starts_one(view.sequences)
                 || worker.lets_pass(self.rank, view.sequences.max(1), blocks);
             let crowded = self.crowds(worker, view);
-            let free = has_room && !crowded && (!needs_pages || self.has_pages(worker, *id, view, *found));
+            let free = has_room && !crowded && has_pages(*id, worker, *found);
             let mut candidate = self.price(worker, *id, view, *found, &waiting.found, free);
             candidate.crowded = crowded;
             candidate.overdue = if free || has_most(*found, view) { 0.0 } else { overdue };

@@ -180,14 +180,14 @@ impl WorkerView {
     }
 
     /// Returns true if the worker has pages for `blocks` blocks beside those that waiting requests and requests on their way will take.
-    /// Also where waiting frees none: nothing runs there, or what runs may be preempted by a request of this priority. Sequences of other
-    /// gateways count as such, since their priority is not known.
+    /// Also where waiting frees none: nothing runs there, or what runs may be preempted, stalled sequences by any request and the others by
+    /// one of this priority. Sequences of other gateways count as such, since their priority is not known.
     pub(crate) fn has_pages(&self, blocks: u32, priority: i32) -> bool {
         let state = &self.member.state;
         let taken = state.blocks_wanted.saturating_add(self.promised_blocks());
         let known: u32 = self.bound.values().sum();
-        let preempts =
-            state.running > known || self.bound.range((Bound::Excluded(priority), Bound::Unbounded)).next().is_some();
+        let less_urgent = self.bound.range((Bound::Excluded(priority), Bound::Unbounded)).next();
+        let preempts = state.stalled > 0 || state.running > known || less_urgent.is_some();
         state.running == 0 || preempts || state.blocks_free >= taken.saturating_add(blocks).min(state.blocks_total)
     }
 

@@ -484,11 +484,12 @@ pub(crate) fn read_named(dir: &Path, file: &str, limit: u64) -> Result<Option<Ve
     let path = dir.join(file);
     let refused = |reason: String| TextError::Unreadable { file: path.display().to_string(), reason };
     let unreadable = |error: std::io::Error| refused(error.to_string());
-    match path.symlink_metadata() {
+    // A link to what is not there is no file, as in a hub's cache that was cleared in part.
+    let real = match path.canonicalize() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         found => found.map_err(unreadable)?,
     };
-    let (real, folder) = (path.canonicalize().map_err(unreadable)?, dir.canonicalize().map_err(unreadable)?);
+    let folder = dir.canonicalize().map_err(unreadable)?;
     if !real.starts_with(&folder) && !hub_blobs(&folder).is_some_and(|blobs| real.starts_with(blobs)) {
         return Err(refused(format!("is a link to {}, outside of the folder; copy the file into it", real.display())));
     }

@@ -5,7 +5,7 @@
 //! [`DEMAND_EVERY`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -96,9 +96,9 @@ impl Ring {
         self.origin == Origin::of(config)
     }
 
-    /// Claims the ring for a fetch task; `false`: it has one already.
-    pub(crate) fn claim(&self) -> bool {
-        !self.kept.swap(true, Ordering::AcqRel)
+    /// Claims the ring for a fetch task; `None`: it has one already.
+    pub(crate) fn claim(self: &Arc<Self>) -> Option<Keeper> {
+        (!self.kept.swap(true, Ordering::AcqRel)).then(|| Keeper(Arc::downgrade(self)))
     }
 
     /// Keys of the issuer, unless they are older than `stale`.
@@ -178,6 +178,18 @@ impl Ring {
     }
 }
 
+/// Right of one fetch task to keep a ring current. A task that ends, or is aborted, leaves it to another.
+#[derive(Debug)]
+pub(crate) struct Keeper(Weak<Ring>);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if let Some(ring) = self.0.upgrade() {
+            ring.kept.store(false, Ordering::Release);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::token::tests::{config, set};
@@ -195,6 +207,16 @@ mod tests {
         let now = Instant::now();
         assert!(ring.held_at(now + Duration::from_secs(23 * 3600)).is_some());
         assert!(ring.held_at(now + Duration::from_secs(25 * 3600)).is_none());
+    }
+
+    #[test]
+    fn one_task_at_a_time_keeps_a_ring() {
+        let ring = Arc::new(Ring::new(&config()));
+        for _ in 0..2 {
+            let keeper = ring.claim();
+            assert!(keeper.is_some() && ring.claim().is_none());
+            drop(keeper);
+        }
     }
 
     #[test]

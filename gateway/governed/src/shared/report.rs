@@ -2,11 +2,12 @@
 //! has lost its counters.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use penstock_store::{AMOUNT_MAX, Ask, Begun, Grant, Kept, Settlement, StoreError};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{Cell, IDLE, IN_FLIGHT_SECONDS, Key, Shared, State, Sum, kept, key};
 use penstock_base::clock;
@@ -22,6 +23,8 @@ const LINES_MAX: usize = 16;
 pub(super) const REPORTS: usize = 64;
 /// Time within which other gateways have written their settled entries to the ledger, so that its sums are complete.
 const LEDGER_LAG: Duration = Duration::from_millis(400);
+/// Interval at which cells are dropped while the ledger is summed up, which may take minutes.
+const FORGET: Duration = Duration::from_secs(5);
 /// Interval at which an otherwise idle store is checked for the leases: well within the time in which a store that
 /// begins anew grants nothing.
 const LOOK: Duration = Duration::from_millis(700);
@@ -51,8 +54,8 @@ impl Shared {
         self.tell_lapsed();
     }
 
-    /// Drops cells of which the store need not be told: while it is away nothing else drops them, and every second may
-    /// begin a window.
+    /// Drops cells of which the store need not be told: while it is away or restored nothing else drops them, and every
+    /// second may begin a window.
     fn forget_needless(&self) {
         let now = clock::unix_seconds();
         self.state().cells.retain(|(_, window), cell| !cell.is_needless(window, now));
@@ -125,7 +128,13 @@ impl Shared {
                 let Kept { counter, window, .. } = kept(sum);
                 untold.get(&(counter, window)).copied().unwrap_or(0)
             };
-            let sums = ledger.spent(pause.as_ref(), &own).await?;
+            let mut spent = pin!(ledger.spent(pause.as_ref(), &own));
+            let sums = loop {
+                match timeout(FORGET, spent.as_mut()).await {
+                    Ok(sums) => break sums?,
+                    Err(_) => self.forget_needless(),
+                }
+            };
             let spent: Vec<Kept> = sums.iter().map(kept).collect();
             for chunk in spent.chunks(REPORTS) {
                 self.counters.restore(chunk, clock::unix_seconds()).await?;
@@ -143,6 +152,7 @@ impl Shared {
         self.settle_doubted().await?;
         sleep(until.saturating_duration_since(Instant::now())).await;
         if pause.is_some() {
+            self.forget_needless();
             self.report_once(Instant::now()).await;
         }
         drop(pause);

@@ -17,6 +17,9 @@ const DAY: Measure = Measure { unit: Unit::Requests, span: Span::Day, max: 1_000
 const PACE: Duration = Duration::from_millis(2);
 /// Time that a loss leaves to restore what was counted, as that of Redis.
 const YOUNG: Duration = Duration::from_millis(1500);
+/// The same where several gateways restore: the last of them has seconds to read the ledger in the pause of the first one, also
+/// on a slow machine.
+const YOUNG_OF_SEVERAL: Duration = Duration::from_secs(6);
 /// Longest wait for what the test waits for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -26,6 +29,8 @@ struct Server {
     inner: Mutex<Arc<MemoryCounters>>,
     /// Number of times that the counters were lost.
     era: AtomicU64,
+    /// Number of settlements that the server was told.
+    told: AtomicU64,
 }
 
 impl Server {
@@ -88,6 +93,7 @@ impl Counters for Losing {
     }
 
     async fn settle(&self, holder: &str, nth: u64, told: &[Settlement], now: u64) -> Result<(), StoreError> {
+        self.server.told.fetch_add(told.len() as u64, Ordering::SeqCst);
         self.inner()?.settle(holder, nth, told, now).await
     }
 }
@@ -121,22 +127,23 @@ async fn request(number: u64, shared: &Shared, journal: &Journal) {
 }
 
 /// One gateway with its own writer of the ledger that all share.
-fn gateway(store: &Arc<Sqlite>, server: &Arc<Server>, name: &str) -> (Arc<Shared>, Journal) {
+fn gateway(store: &Arc<Sqlite>, server: &Arc<Server>, name: &str, young: Duration) -> (Arc<Shared>, Journal) {
     let journal = Journal::start(store.clone(), name.into(), None).expect("a thread");
     let in_force = || InForce { limits: vec![Arc::new(limit())], ..InForce::default() };
     let sums = Sums::new(store.clone(), in_force, Some(journal.clone()));
-    (Arc::new(Shared::new(Losing::of(server, YOUNG), name.into(), Some(sums))), journal)
+    (Arc::new(Shared::new(Losing::of(server, young), name.into(), Some(sums))), journal)
 }
 
 /// Counters are lost while requests go on at the first of these gateways; the others notice it as much later.
-async fn lose_under_load(later: &[Duration]) {
+async fn lose_under_load(young: Duration, later: &[Duration]) {
     let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
     let server = Arc::new(Server::default());
-    let (shared, journal) = gateway(&store, &server, "g");
+    let (shared, journal) = gateway(&store, &server, "g", young);
     let (begun, _begun) = std::sync::mpsc::sync_channel(1);
     let reports = shared.clone();
     let reports = tokio::spawn(async move { reports.report(begun).await });
-    let others: Vec<_> = (0..later.len()).map(|nth| gateway(&store, &server, &format!("other{nth}")).0).collect();
+    let others: Vec<_> =
+        (0..later.len()).map(|nth| gateway(&store, &server, &format!("other{nth}"), young).0).collect();
     for other in &others {
         other.turn().await;
     }
@@ -197,13 +204,33 @@ async fn lose_under_load(later: &[Duration]) {
 
 #[tokio::test]
 async fn what_is_spent_while_lost_counters_are_restored_counts_once() {
-    lose_under_load(&[]).await;
+    lose_under_load(YOUNG, &[]).await;
 }
 
 /// Gateways that restore at the same time: each reads the ledger while the first one has amounts that it has not told.
 #[tokio::test]
 async fn what_is_spent_while_several_gateways_restore_counts_once() {
-    lose_under_load(&[150, 400, 700].map(Duration::from_millis)).await;
+    lose_under_load(YOUNG_OF_SEVERAL, &[150, 400, 700].map(Duration::from_millis)).await;
+}
+
+/// Windows that end during a restore, of which each second may have one.
+#[tokio::test]
+async fn what_counts_no_more_after_a_restore_is_not_told() {
+    let store = Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
+    let server = Arc::new(Server::default());
+    let (shared, _journal) = gateway(&store, &server, "g", Duration::ZERO);
+    shared.turn().await;
+    server.lose();
+    shared.lost::<()>().expect_err("noticed");
+    let now = clock::unix_seconds();
+    for at in now - 100..now - 50 {
+        let spent = Cell { spent: 1, ..Cell::default() };
+        shared.state().cells.insert(("c".into(), Window::at(at, 1)), spent);
+    }
+    let goes_on = ("c".to_owned(), Window { start: 0, seconds: 2 * now });
+    shared.state().cells.insert(goes_on, Cell { spent: 1, ..Cell::default() });
+    shared.turn().await;
+    assert_eq!((shared.restored(), server.told.load(Ordering::SeqCst)), (1, 1));
 }
 
 /// A process that ends while it reads the ledger: entries that the pause holds back would be lost with it.

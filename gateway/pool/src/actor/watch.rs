@@ -18,7 +18,7 @@ impl Actor {
         let Ready { adapters, adapters_pending, .. } = &mut *ready;
         penstock_proto::adapter::bound(adapters, adapters_pending);
         // What a worker of the old model began must not go on at one of another; it waits for one of its own, for as long as it may.
-        let is_alone = !self.members.any_other(worker, |other| other.link.is_some()) && !self.requests.any_told();
+        let is_alone = self.members.others_are_gone(worker, now) && !self.requests.any_told();
         match self.model.join(&ready, is_alone) {
             Ok(false) => {}
             Ok(true) => warn!(

@@ -77,4 +77,8 @@ fn files_that_were_replaced_at_their_path_make_another_pool() {
         fleet.carry_out(changed).expect("started");
         assert!(!starts(&plan()), "{name}: taken up");
     }
+    scratch.replace("tokenizer.json", "{");
+    assert!(matches!(plan().0[..], [Step::Keep(..)]), "half of a file refuses no other part of a config");
+    let other = Snapshot { pools: vec![PoolConfig { sequences_max: 3, ..config.pools[0].clone() }], ..config.clone() };
+    assert!(fleet.plan(&other).is_err(), "what is asked for must be served");
 }

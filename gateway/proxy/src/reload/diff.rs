@@ -63,7 +63,7 @@ const SECRET: &[&str] = &["bearer", "dsn", "passcode", "pwd"];
 const WITHIN: &[&str] = &["credential", "passphrase", "passwd", "password", "secret"];
 /// Words that end as those of secrets do, and are none.
 const ANIMALS: &[&str] = &["donkey", "hockey", "jockey", "monkey", "turkey"];
-/// Words that make a number of tokens of `token`.
+/// Words that make a number of tokens of `token`, where the value is a number.
 const COUNTS: &[&str] = &["count", "limit", "min", "num", "per"];
 
 /// Differences from `before` to `after`. A text that is no TOML counts as empty.
@@ -167,8 +167,9 @@ fn is_hidden(key: &str) -> bool {
 }
 
 /// Returns true if a name that is none of the config's own looks like a secret's, in any spelling: `APIKey`, `db-password`,
-/// `clientsecret`, `Credentials`, and header fields with credentials. Numbers of tokens are none (`tokens_per_minute`).
-pub fn is_secret_name(name: &str) -> bool {
+/// `clientsecret`, `Credentials`, and header fields with credentials. Numbers of tokens are none (`tokens_per_minute`); a value
+/// under such a name that is no number (`is_number`) may be a token for each of something.
+pub fn is_secret_name(name: &str, is_number: bool) -> bool {
     let name = plain(name);
     let words = || name.split('_');
     let is_secret = |word: &str| {
@@ -177,21 +178,22 @@ pub fn is_secret_name(name: &str) -> bool {
             || WITHIN.iter().any(|part| word.contains(part))
             || (word.ends_with("key") || word.ends_with("token")) && !ANIMALS.contains(&word)
     };
-    let is_number =
-        words().any(|word| COUNTS.contains(&word)) && words().all(|word| word == "token" || !is_secret(word));
-    is_credential(&name) || !is_number && !is_place(&name) && words().any(is_secret)
+    let is_count = is_number
+        && words().any(|word| COUNTS.contains(&word))
+        && words().all(|word| word == "token" || !is_secret(word));
+    is_credential(&name) || !is_count && !is_place(&name) && words().any(is_secret)
 }
 
 /// Returns true if the value of a key in the config's text is hidden. A name that the config does not know may be any
-/// spelling of one, in a text that was refused for it.
-pub(super) fn is_hidden_key(key: &str) -> bool {
-    is_hidden(key) || is_secret_name(key) && !keys::KEYS.iter().any(|known| known.name == key)
+/// spelling of one, in a text that was refused for it. `is_number`: the value is a number.
+pub(super) fn is_hidden_key(key: &str, is_number: bool) -> bool {
+    is_hidden(key) || is_secret_name(key, is_number) && !keys::KEYS.iter().any(|known| known.name == key)
 }
 
 /// Returns true if the value of a plugin's setting, or of a name below it, is hidden. Plugins choose their names freely, so any
-/// form of a name counts, and so do the URLs of `upstreams`.
-pub(super) fn is_hidden_setting(name: &str) -> bool {
-    is_secret_name(name) || plain(name) == "upstream"
+/// form of a name counts, and so do the URLs of `upstreams`. `is_number`: the value is a number.
+pub(super) fn is_hidden_setting(name: &str, is_number: bool) -> bool {
+    is_secret_name(name, is_number) || plain(name) == "upstream"
 }
 
 /// Returns true if a header field of that name, in the form of [`plain`], holds credentials.
@@ -226,16 +228,22 @@ pub fn plain(name: &str) -> String {
 }
 
 fn shown(key: &str, value: &Value) -> Option<String> {
-    if is_hidden_key(key) || matches!(value, Value::Table(_)) || has_hidden(value) {
+    if is_hidden_key(key, is_number(value)) || matches!(value, Value::Table(_)) || has_hidden(value) {
         return None;
     }
     Some(value.to_string().chars().take(SHOWN_MAX).collect())
 }
 
+fn is_number(value: &Value) -> bool {
+    matches!(value, Value::Integer(_) | Value::Float(_))
+}
+
 /// Returns true if a table in the value has a hidden name.
 fn has_hidden(value: &Value) -> bool {
     match value {
-        Value::Table(table) => table.iter().any(|(name, value)| is_hidden_key(name) || has_hidden(value)),
+        Value::Table(table) => {
+            table.iter().any(|(name, value)| is_hidden_key(name, is_number(value)) || has_hidden(value))
+        }
         Value::Array(items) => items.iter().any(has_hidden),
         _ => false,
     }
@@ -299,15 +307,21 @@ mod tests {
             &["key"],
         ];
         for name in secrets.iter().flat_map(|words| spellings(words)) {
-            assert!(is_secret_name(&name), "{name}");
+            assert!(is_secret_name(&name, false) && is_secret_name(&name, true), "{name}");
             let text = format!("[[plugins]]\nname = \"a\"\n[plugins.settings]\n\"{name}\" = \"geheim\"\n");
             assert!(!crate::reload::shown(&text).contains("geheim"), "{text}");
             // A text that was refused for the name of a key is in the history.
             let text = format!("[[providers]]\nid = \"a\"\n\"{name}\" = \"geheim\"\n");
             assert!(!crate::reload::shown(&text).contains("geheim") || is_known(&name), "{text}");
         }
-        let numbers: &[&[&str]] =
-            &[&["max", "tokens"], &["tokens", "per", "minute"], &["token", "count"], &["min", "tokens"]];
+        let numbers: &[&[&str]] = &[
+            &["max", "tokens"],
+            &["tokens", "per", "minute"],
+            &["token", "count"],
+            &["min", "tokens"],
+            &["token", "limit"],
+            &["tokens", "per", "team"],
+        ];
         for words in numbers {
             let [snake, camel] = ["_", ""].map(|with| {
                 let large = |(at, word): (usize, &&str)| {
@@ -319,7 +333,18 @@ mod tests {
                 };
                 words.iter().enumerate().map(large).collect::<Vec<_>>().join(with)
             });
-            assert!(!is_secret_name(&snake) && !is_secret_name(&camel), "{snake} {camel}");
+            for name in [&snake, &camel] {
+                assert!(!is_secret_name(name, true), "{name}");
+                assert!(words[0] == "max" || is_secret_name(name, false), "{name}");
+                let setting = |value: &str| {
+                    let text = format!("[[plugins]]\nname = \"a\"\n[plugins.settings]\n{name} = {value}\n");
+                    crate::reload::shown(&text)
+                };
+                assert!(setting("4711").contains("4711") && setting("4711.5").contains("4711.5"), "{name}");
+                for value in ["\"geheim\"", "{ a = \"geheim\" }", "[\"geheim\"]", "[{ a = \"geheim\" }]"] {
+                    assert!(words[0] == "max" || !setting(value).contains("geheim"), "{name} = {value}");
+                }
+            }
         }
         for name in [
             "tokenizer",
@@ -334,7 +359,7 @@ mod tests {
             "apiKeyFile",
             "author",
         ] {
-            assert!(!is_secret_name(name), "{name}");
+            assert!(!is_secret_name(name, false), "{name}");
         }
     }
 
@@ -345,7 +370,7 @@ mod tests {
     /// What the config's own keys show is what it was.
     #[test]
     fn keys_of_the_config_are_hidden_by_their_words_alone() {
-        assert!(keys::KEYS.iter().all(|key| is_hidden_key(key.name) == is_hidden(key.name)));
+        assert!(keys::KEYS.iter().all(|key| is_hidden_key(key.name, false) == is_hidden(key.name)));
     }
 
     #[test]

@@ -89,7 +89,8 @@ fn table(path: &str, values: &DeTable<'_>, hidden: bool, out: &mut Vec<Place>) {
     for (key, value) in values {
         let name = key.get_ref().as_ref();
         let path = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-        let by_name = if is_setting { is_hidden_setting(name) } else { is_hidden_key(name) };
+        let is_number = matches!(value.get_ref(), DeValue::Integer(_) | DeValue::Float(_));
+        let by_name = if is_setting { is_hidden_setting(name, is_number) } else { is_hidden_key(name, is_number) };
         // The top of the document has tables by these names that are no secrets.
         let is_top = !path.contains('.') && has_table(value.get_ref());
         collect(path, value, (hidden || by_name) && !is_top, out);

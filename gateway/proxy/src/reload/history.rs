@@ -192,6 +192,11 @@ impl History {
         version
     }
 
+    /// Number of the config that was applied last, as it is now in the history; `None`: configs that were refused since have taken its place.
+    pub(super) fn in_force(&self) -> Option<u64> {
+        self.kept().entries.iter().find(|(entry, _)| entry.outcome == "applied").map(|(entry, _)| entry.version)
+    }
+
     pub(super) fn list(&self) -> Vec<Entry> {
         let stored = self.ask(|store| async move { store.configs(None, STORED_MAX).await });
         match stored {
@@ -237,7 +242,8 @@ impl Kept {
             return;
         }
         tracing::warn!(told, number, "a config that the store did not take has another number in the history");
-        for (entry, _) in self.entries.iter_mut().filter(|(entry, _)| entry.version == told) {
+        // The newest by this number: older ones have been given it in place of another.
+        if let Some((entry, _)) = self.entries.iter_mut().find(|(entry, _)| entry.version == told) {
             entry.version = number;
         }
     }

@@ -397,6 +397,13 @@ impl Live {
     }
 
     fn put(&self, state: &mut State, text: &str, by: &By, from: Origin) -> Result<Applied, ApplyError> {
+        let done = self.swap_in(state, text, by, from);
+        // With a refused text, too, the store gets what it has missed, and may number it otherwise.
+        state.version = self.history.in_force().unwrap_or(state.version);
+        done
+    }
+
+    fn swap_in(&self, state: &mut State, text: &str, by: &By, from: Origin) -> Result<Applied, ApplyError> {
         let text = &hidden::restored(text, &state.text).map_err(ApplyError::Hidden)?;
         let refused = |error: ApplyError| {
             self.history.keep(text, by, "refused");
@@ -451,10 +458,10 @@ impl Live {
         })
     }
 
-    /// Text of the file that `text` may be written over: the one last read and in force then, or `text` itself.
+    /// Text of the file that `text` may be written over: the one in force, the one last read and in force then, or `text` itself.
     fn replaceable(&self, state: &State, text: &str) -> Result<String, ApplyError> {
         let there = self.source.read().map_err(ApplyError::Read)?;
-        let is_known = there == state.file && !state.file_unused;
+        let is_known = there == state.text || there == state.file && !state.file_unused;
         if is_known || there == text {
             return Ok(there);
         }

@@ -241,6 +241,10 @@ fn a_text_of_the_file_that_was_not_in_force_is_not_written_over() {
     fs::write(&bench.file, allowed("mended")).expect("written");
     bench.live.reload_changed(&By::new("file"));
     assert!(apply("six").expect("applied").persisted && there() == allowed("six"));
+    // The text in force, which somebody has put into the file.
+    bench.live.apply(&named("beside"), &By::new("ops"), None).expect("applied");
+    fs::write(&bench.file, named("beside")).expect("written");
+    assert!(apply("seven").expect("nothing is lost").persisted && there() == allowed("seven"));
 }
 
 #[test]
@@ -262,14 +266,14 @@ fn no_number_stands_for_two_configs() {
     let history = History::new(bench.gateway);
     // Texts of a store whose numbers are their places; `None`: it is away.
     let stored = std::cell::RefCell::new(Some(Vec::<String>::new()));
-    let keep = |text: &str| {
+    let keep_as = |text: &str, outcome: &str| {
         let new = penstock_store::NewConfig {
             text: text.into(),
             sha256: String::new(),
             at: 1,
             actor: "ops".into(),
             note: String::new(),
-            outcome: "applied".into(),
+            outcome: outcome.into(),
         };
         history.numbered(&new, |new| {
             let mut stored = stored.borrow_mut();
@@ -278,6 +282,7 @@ fn no_number_stands_for_two_configs() {
             Some(texts.len() as u64)
         })
     };
+    let keep = |text: &str| keep_as(text, "applied");
     let there = || stored.borrow().clone().expect("there");
     assert_eq!(keep("a"), 1);
     let away = stored.take();
@@ -291,12 +296,20 @@ fn no_number_stands_for_two_configs() {
     stored.replace(Some(away));
     assert_eq!((keep("f"), &there()[4..]), (7, &["other", "e", "f"].map(str::to_owned)[..]));
     assert_eq!((history.text(6).as_deref(), history.text(5)), (Some("e"), None));
+    // Two were missed: the first gets the number that the second was told.
+    let mut away = stored.take().expect("there");
+    assert_eq!((keep("g"), keep("h"), history.in_force()), (8, 9, Some(9)));
+    away.push("another".into());
+    stored.replace(Some(away));
+    assert_eq!((keep_as("i", "refused"), history.in_force()), (11, Some(10)));
+    let texts: Vec<_> = (8..12).map(|version| history.text(version).unwrap_or_default()).collect();
+    assert_eq!(texts, ["", "g", "h", "i"]);
     // The store was emptied.
     stored.replace(Some(Vec::new()));
-    assert_eq!((keep("g"), there().len()), (8, 8));
+    assert_eq!((keep("j"), there().len()), (12, 12));
     stored.replace(Some(Vec::new()));
     (0..100).for_each(|round| _ = keep(&round.to_string()));
-    assert!(keep("h") > 8);
+    assert!(keep("k") > 12);
 }
 
 #[test]

@@ -361,10 +361,24 @@ fn pages_are_waited_for_only_where_they_come() {
     let mut shared = short_of_pages(0, Limits::default());
     shared.update(A, Some(&EngineState { running: 2, blocks_free: 10, ..state(8) }), &[], 1);
     assert_eq!(big(&mut shared, view(0)), bound, "another gateway's sequence may be less urgent");
+    let mut stalled = short_of_pages(0, Limits::default());
+    stalled.update(A, Some(&EngineState { running: 1, stalled: 1, blocks_free: 10, ..state(8) }), &[], 1);
+    assert_eq!(big(&mut stalled, view(0)), bound, "what nobody reads is preempted by anybody");
     let mut late = short_of_pages(0, Limits { wait_max: Some(Duration::from_secs(40)), ..Limits::default() });
     assert_eq!(big(&mut late, view(0)), []);
     assert_eq!(bindings(&mut late, 29), []);
     assert_eq!(bindings(&mut late, 31), bound, "the last quarter of its wait: better at a worker than refused");
+}
+
+#[test]
+fn choices_that_wait_for_pages_stop_nobody_who_goes_elsewhere() {
+    let mut fleet = short_of_pages(0, Limits::default());
+    let short = EngineState { running: 1, blocks_free: 110, ..state(8) };
+    fleet.update(A, Some(&short), &[stored(4000, "n")], 1);
+    fleet.join(B, member("n", 1), &[]);
+    fleet.enqueue(RequestId(2), View { sequences: 4, ..view(8000) }, Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(3), of_length(3, 64), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [(3, B, true)], "A has half of the other's prompt, and is waited for");
 }
 
 #[test]

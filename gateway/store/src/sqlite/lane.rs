@@ -7,10 +7,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::{Connection, ErrorCode, InterruptHandle};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -23,7 +23,7 @@ const GROUP_MAX: usize = 64;
 /// Longest wait for a place in the queue; then the call fails as busy.
 const ENTER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for the outcome of a job that is queued.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Work on a connection (`None`: no transaction could be opened). Returns what to tell the caller once the transaction
 /// has ended.
@@ -85,6 +85,30 @@ impl Lane {
         &self,
         work: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
+        self.run_within(ANSWER_TIMEOUT, work).await
+    }
+
+    /// Runs a read that may take long, for a caller that waits for `patience`. It is interrupted once the caller has given
+    /// up, so that the thread is free for others.
+    pub(super) async fn read_within<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        work: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let reading = Arc::new(Mutex::new(Reading::Queued));
+        let _caller = Caller(reading.clone());
+        let read = move |connection: &Connection| {
+            let _running = Running::begin(&reading, connection)?;
+            work(connection)
+        };
+        self.run_within(patience, read).await
+    }
+
+    async fn run_within<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        work: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let (sender, answer) = oneshot::channel();
         let job: Job = Box::new(move |connection| {
             // A panic would end the thread, and with it every later call: it fails this one, whose savepoint is undone.
@@ -98,7 +122,7 @@ impl Lane {
         });
         let entered = timeout(ENTER_TIMEOUT, self.queue.send(job)).await.map_err(|_| StoreError::Busy)?;
         entered.map_err(|_| StoreError::Broken("its thread has ended".into()))?;
-        let answered = timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| StoreError::Busy);
+        let answered = timeout(patience, answer).await.map_err(|_| StoreError::Busy);
         let result = answered.and_then(|done| done.unwrap_or(Err(StoreError::Broken("its thread has ended".into()))));
         let failed = matches!(result, Err(StoreError::Full | StoreError::Busy | StoreError::Broken(_)));
         if failed {
@@ -117,6 +141,55 @@ impl Lane {
             errors: self.counts.errors.load(Ordering::Relaxed),
             down: self.counts.down.load(Ordering::Relaxed),
         }
+    }
+}
+
+/// State of a read whose caller may give up.
+enum Reading {
+    Queued,
+    Runs(InterruptHandle),
+    /// It has ended, or its caller has given up.
+    Over,
+}
+
+fn locked(reading: &Mutex<Reading>) -> MutexGuard<'_, Reading> {
+    reading.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Caller of a read, who gives up when this is dropped.
+struct Caller(Arc<Mutex<Reading>>);
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        // Locked until the interrupt is sent: the read cannot end meanwhile, and another call be interrupted in its place.
+        let mut reading = locked(&self.0);
+        if let Reading::Runs(handle) = std::mem::replace(&mut *reading, Reading::Over) {
+            handle.interrupt();
+        }
+    }
+}
+
+/// Read that runs, until this is dropped.
+struct Running<'r>(&'r Mutex<Reading>);
+
+impl<'r> Running<'r> {
+    /// Begins a read.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] if the caller has given up already.
+    fn begin(reading: &'r Mutex<Reading>, connection: &Connection) -> Result<Self, StoreError> {
+        let mut now = locked(reading);
+        if matches!(*now, Reading::Over) {
+            return Err(StoreError::Busy);
+        }
+        *now = Reading::Runs(connection.get_interrupt_handle());
+        Ok(Self(reading))
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        *locked(self.0) = Reading::Over;
     }
 }
 
@@ -234,6 +307,30 @@ mod tests {
         }
         fn enter(&self, _: &Id) {}
         fn exit(&self, _: &Id) {}
+    }
+
+    fn number(connection: &Connection, sql: &str) -> Result<i64, StoreError> {
+        Ok(connection.query_row(sql, [], |row| row.get(0))?)
+    }
+
+    /// The only thread of the lane would go on with the read, and with those that wait behind it.
+    #[tokio::test]
+    async fn a_read_ends_when_its_caller_has_given_up() {
+        const ENDLESS: &str =
+            "WITH RECURSIVE one(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM one) SELECT count(*) FROM one";
+        let lane = Lane::readers(vec![Connection::open_in_memory().expect("memory")]).expect("a thread");
+        let (soon, late) = (Duration::from_millis(100), Duration::from_secs(900));
+        for _ in 0..2 {
+            let began = Instant::now();
+            let answer = lane.read_within(soon, |connection| number(connection, ENDLESS)).await;
+            assert_eq!(answer, Err(StoreError::Busy));
+            assert!(began.elapsed() >= soon);
+            let read = || lane.read_within(late, |connection| number(connection, ENDLESS));
+            let both = timeout(soon, async { tokio::join!(read(), read()) }).await;
+            assert!(both.is_err(), "{both:?}");
+            let next = timeout(Duration::from_secs(30), lane.run(|connection| number(connection, "SELECT 7"))).await;
+            assert_eq!(next, Ok(Ok(7)), "the thread is free");
+        }
     }
 
     #[test]

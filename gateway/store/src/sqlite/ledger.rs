@@ -1,6 +1,7 @@
 //! [`Ledger`] in SQLite. The statements are those of `sql::ledger`; this module binds and reads the rows.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::types::ToSqlOutput;
@@ -8,6 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Statement, ToSql, params, par
 
 use super::Sqlite;
 use super::keys::json;
+use super::lane::ANSWER_TIMEOUT;
 use crate::json::to_json;
 use crate::ledger::{SILENT_SECONDS_MAX, check_batch, check_id, check_usage};
 use crate::sql::ledger::{ASSUMED, Columns, OPEN, Question, SETTLED, Value, Words, entry, open_entry, usage_row};
@@ -189,10 +191,14 @@ impl Ledger for Sqlite {
     }
 
     async fn usage(&self, query: &UsageQuery) -> Result<Listing<UsageRow>, StoreError> {
+        self.usage_within(query, ANSWER_TIMEOUT).await
+    }
+
+    async fn usage_within(&self, query: &UsageQuery, patience: Duration) -> Result<Listing<UsageRow>, StoreError> {
         check_usage(query)?;
         let (question, groups) = (WORDS.usage(query), query.groups.len());
         let read = move |row: &Row<'_>| usage_row(row, groups);
-        let items = self.reader.run(move |connection| found(connection, &question, read)).await?;
+        let items = self.reader.read_within(patience, move |connection| found(connection, &question, read)).await?;
         Ok(listing(items, query.limit))
     }
 

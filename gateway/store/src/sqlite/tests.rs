@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 
 use super::*;
 use crate::{
     BatchStatus, Batches, CHUNK_BYTES_MAX, Deleted, EndedBatch, FileId, Files, KeyDigest, KeyId, KeyRecord, Keys,
-    NewBatch, NewFile, NewLine, Order, Page, People, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
-    ResponseStatus, Responses, Tenant, conformance,
+    Ledger, NewBatch, NewFile, NewLine, Order, Page, People, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
+    ResponseStatus, Responses, Tenant, UsageQuery, conformance,
 };
 
 /// Folder that is removed with its test.
@@ -392,6 +393,23 @@ async fn a_call_that_panics_fails_alone_and_changes_nothing() {
         store.writer.run(|connection| Ok(connection.execute_batch("INSERT INTO it VALUES (2)")?)).await.expect("put");
         assert_eq!(store.writer.run(count).await, Ok(1), "the half is undone");
     }
+}
+
+/// Sums of a large ledger take longer than other reads may.
+#[tokio::test]
+async fn a_caller_of_the_ledger_waits_for_as_long_as_it_says() {
+    let store = Sqlite::open(&SqliteOptions { path: MEMORY.into(), bytes_max: 0 }).expect("opens");
+    let (free, is_free) = std::sync::mpsc::channel::<()>();
+    let slow = store.writer.run(move |_| Ok(is_free.recv().is_ok()));
+    let asked = async {
+        let (began, query) = (Instant::now(), UsageQuery { limit: 1, ..UsageQuery::default() });
+        let answer = store.usage_within(&query, Duration::from_millis(50)).await.map(|rows| rows.items.len());
+        drop(free);
+        (answer, began.elapsed())
+    };
+    let (slow, (answer, waited)) = tokio::join!(slow, asked);
+    assert_eq!((slow, answer), (Ok(false), Err(StoreError::Busy)));
+    assert!(waited < Duration::from_secs(30), "{waited:?}");
 }
 
 #[tokio::test]
