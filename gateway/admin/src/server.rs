@@ -167,7 +167,7 @@ impl Running {
                     tokio::time::sleep(CHORE_EACH).await;
                     // Without it no session at the console would be looked at again.
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(&chore)) {
-                        tracing::error!(panic = message(panic.as_ref()), "a chore of the admin API panicked");
+                        tracing::error!(panic = message(panic.as_ref()), "background work of the admin API panicked");
                     }
                 }
             });

@@ -459,7 +459,7 @@ mod tests {
             Self { guard, identity }
         }
 
-        /// One turn of the thread that follows the store.
+        /// Reads the store once, as the thread that follows it does.
         async fn follow(&self, store: &dyn Store) {
             read(self, store).await.expect("read");
         }

@@ -54,7 +54,7 @@ pub(super) fn make(state_dir: &Path) -> bool {
             path = %path(state_dir).display(),
             %error,
             help,
-            "it cannot be kept that a key was issued: should the store lose its keys, a gateway that is started then serves everybody on loopback"
+            "the state folder cannot be marked as one where a key was issued: if the store loses its keys, the next start serves everybody on loopback"
         );
     }
     made.is_ok()
@@ -74,7 +74,7 @@ fn write(state_dir: &Path) -> Result<()> {
     }
 }
 
-/// What a running gateway knows of the marker, and what it has logged about it. Only `follow` changes it.
+/// State of the marker in a running gateway: whether it is there, and which log lines were written about it. Only `follow` changes it.
 #[derive(Debug, Default)]
 pub(super) struct Marker {
     /// True if the file is there, or may be there because it cannot be looked for.
@@ -110,7 +110,7 @@ impl Marker {
                 path = %path(state_dir).display(),
                 %error,
                 help,
-                "it cannot be seen whether a key was ever issued: nobody is served without a credential, unless auth.anonymous is \"allow\""
+                "the marker of issued keys cannot be looked for: nobody is served without a credential, unless auth.anonymous is \"allow\""
             );
         }
     }
@@ -189,7 +189,7 @@ mod tests {
         fs::write(&folder, "a file in the way").expect("written");
         let lines = logged(|| (0..3).for_each(|_| marker.look(&folder)));
         assert!(marker.counts() && counts(&folder));
-        assert_eq!(lines.matches("it cannot be seen whether a key was ever issued").count(), 1, "{lines}");
+        assert_eq!(lines.matches("the marker of issued keys cannot be looked for").count(), 1, "{lines}");
         fs::remove_file(&folder).expect("removed");
         marker.look(&folder);
         assert!(!marker.counts(), "it was not there");

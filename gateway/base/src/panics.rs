@@ -38,7 +38,7 @@ pub async fn supervised<W: Future, P: Future<Output = ()>>(
     loop {
         match caught(work()).await {
             Ok(done) => return done,
-            Err(panic) => tracing::error!(task, panic, "a task in the background panicked: it begins anew"),
+            Err(panic) => tracing::error!(task, panic, "a background task panicked: it is started again"),
         }
         pause().await;
     }

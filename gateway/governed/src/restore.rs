@@ -84,7 +84,7 @@ pub(super) struct Sums {
     progress: Mutex<Progress>,
 }
 
-/// What tries that ended before all sums were read leave to the next one.
+/// Progress of a restore over its tries: a try that ends early leaves its sums to the next one.
 #[derive(Default)]
 struct Progress {
     done: Vec<(Part, Vec<Sum>)>,
@@ -157,7 +157,7 @@ impl Sums {
             progress.late += u32::from(error == StoreError::Busy && began.elapsed() >= allowed);
             let (done, all, seconds) = (progress.done.len(), wanted.len(), allowed.as_secs());
             drop(progress);
-            tracing::warn!(%error, done, all, seconds, "the ledger is not summed up yet, and limits wait for it: the next try goes on with the rest");
+            tracing::warn!(%error, done, all, seconds, "summing up the ledger takes longer than this try: limits wait, and the next try reads the sums that are missing");
             return Err(error);
         }
         let Progress { done, late: _ } = std::mem::take(&mut *self.progress());

@@ -307,7 +307,7 @@ impl Events for Whole {
             Ok(seen) if seen.complete => self.seen = seen,
             // It may be made and billed, as one that took too long.
             Ok(_) => {
-                let message = "The upstream put its answer off: it has not ended, and cannot be fetched later.";
+                let message = "The upstream returned an answer that is not finished (queued or in progress), and it cannot be fetched later.";
                 return Poll::Ready(Err(self.passed.fail(ProviderFault::new(FaultClass::Timeout, message))));
             }
             Err(fault) => return Poll::Ready(Err(self.passed.fail(fault))),

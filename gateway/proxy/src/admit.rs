@@ -57,7 +57,7 @@ fn at_once(call: &Call) -> Result<(), Failure> {
     match call.peek.later.filter(|_| !call.own) {
         None => Ok(()),
         Some(field) => {
-            let message = format!("{field}: an answer that is fetched later is not possible here: leave it out");
+            let message = format!("{field}: an answer cannot be fetched later here; leave the field out");
             Err(ApiError::unsupported_value(field, message).into())
         }
     }

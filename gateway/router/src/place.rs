@@ -196,15 +196,14 @@ impl Market<'_> {
         let needs_pages = !view.resumed && !self.is_last_call(waiting);
         let has_pages =
             |id: WorkerId, worker: &WorkerView, found: Found| !needs_pages || self.has_pages(worker, id, view, found);
+        let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker, suits);
         let starts_all = |(id, found): &(WorkerId, Found)| {
-            let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker, suits);
             let worker = self.workers.get(id).filter(can);
             worker.is_some_and(|worker| worker.starts(view.sequences) && has_pages(*id, worker, *found))
         };
         let takes_part = is_late && !waiting.found.iter().any(starts_all);
         let mut candidates = Vec::with_capacity(waiting.found.len());
         for (id, found) in &waiting.found {
-            let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker, suits);
             let Some(worker) = self.workers.get(id).filter(can) else { continue };
             let blocks = self.blocks(view, found.device + found.promised);
             let has_room = worker.starts(view.sequences)
@@ -220,8 +219,8 @@ impl Market<'_> {
         candidates
     }
 
-    /// Returns true if the worker would start the prompt rather than keep it until others have ended, while all behind it wait as well.
-    /// Requests that wait here for the worker come first.
+    /// Returns true if the worker has pages for the part of the prompt that it does not have, after those of requests that wait in the
+    /// gateway for this worker.
     fn has_pages(&self, worker: &WorkerView, id: WorkerId, view: &View, found: Found) -> bool {
         let have = (found.device + found.promised) as usize;
         let blocks = view.tokens.len().saturating_sub(have).div_ceil(BLOCK_TOKENS) as u32;

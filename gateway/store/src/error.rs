@@ -45,7 +45,7 @@ impl StoreError {
     /// Result of a call to the store, with [`StoreError::Busy`] at the deadline: the call is then given up.
     ///
     /// # Errors
-    /// Those of the call, and [`StoreError::Busy`].
+    /// The error of the call; [`StoreError::Busy`] if the call takes longer than `limit`.
     pub async fn in_time<T>(limit: Duration, call: impl Future<Output = Result<T, Self>>) -> Result<T, Self> {
         timeout(limit, call).await.unwrap_or(Err(Self::Busy))
     }

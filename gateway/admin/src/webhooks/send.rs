@@ -73,7 +73,11 @@ impl Drop for Waiting {
         }
         if dropped > 0 {
             let webhook = &self.webhook;
-            tracing::warn!(webhook, dropped, "webhook messages dropped: the webhook has changed, or it ends");
+            tracing::warn!(
+                webhook,
+                dropped,
+                "webhook messages dropped: the webhook's config has changed, or the gateway ends"
+            );
             (0..dropped).for_each(|_| count(&self.metrics, webhook, "dropped"));
         }
     }

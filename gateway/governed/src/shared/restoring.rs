@@ -126,7 +126,7 @@ async fn request(number: u64, shared: &Shared, journal: &Journal) {
     shared.settle(portions, |_, _| Some(1));
 }
 
-/// One gateway with its own writer of the ledger that all share.
+/// Gateway with a writer of its own for the ledger that all gateways share.
 fn gateway(store: &Arc<Sqlite>, server: &Arc<Server>, name: &str, young: Duration) -> (Arc<Shared>, Journal) {
     let journal = Journal::start(store.clone(), name.into(), None).expect("a thread");
     let in_force = || InForce { limits: vec![Arc::new(limit())], ..InForce::default() };

@@ -581,7 +581,7 @@ async fn one_look_in_a_while_waits_for_a_store_that_is_away() {
     assert_eq!(looked(&gateway).await, (0, 30));
 }
 
-/// What a page of `/status` costs each of its callers while nobody knows yet that the store is silent.
+/// Callers of `/status` while the store is silent and no deadline has passed yet.
 #[tokio::test(start_paused = true)]
 async fn looks_that_begin_while_one_waits_wait_no_longer_than_it() {
     let store = Arc::new(Store::default());

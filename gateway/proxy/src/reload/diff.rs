@@ -367,7 +367,7 @@ mod tests {
         keys::KEYS.iter().any(|key| key.name == name)
     }
 
-    /// What the config's own keys show is what it was.
+    /// Keys that the config knows are hidden by whole words: no other spelling of them is a key.
     #[test]
     fn keys_of_the_config_are_hidden_by_their_words_alone() {
         assert!(keys::KEYS.iter().all(|key| is_hidden_key(key.name, false) == is_hidden(key.name)));

@@ -241,7 +241,11 @@ impl Kept {
         if told == number {
             return;
         }
-        tracing::warn!(told, number, "a config that the store did not take has another number in the history");
+        tracing::warn!(
+            told,
+            number,
+            "a config that came into force while the store was away is stored under another version than the one told"
+        );
         // The newest by this number: older ones have been given it in place of another.
         if let Some((entry, _)) = self.entries.iter_mut().find(|(entry, _)| entry.version == told) {
             entry.version = number;

@@ -194,7 +194,7 @@ impl Drop for Running<'_> {
 }
 
 fn panicked<T>() -> Result<T, StoreError> {
-    tracing::error!("a call of the store panicked: it has changed nothing");
+    tracing::error!("a call of the store panicked: nothing that it wrote is kept");
     Err(StoreError::Broken("a call panicked".into()))
 }
 
