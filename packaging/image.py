@@ -3,7 +3,7 @@
 
     packaging/image.py BINARY FOLDER              FOLDER/penstock-VERSION-ARCHITECTURE.oci.tar, for docker load, podman load, skopeo
     packaging/image.py BINARY FOLDER --layout DIR and the image's layout, unpacked
-    packaging/image.py BINARY FOLDER --root DIR   and the root as a folder, for container/Dockerfile
+    packaging/image.py BINARY FOLDER --root DIR   and the root as a folder, for container/Dockerfile; what is the user's is in FOLDER/own
 
 Debian's packages come by apt-get download, in the versions of this machine's lists; --debian DIR takes .deb files that are there. The same
 packages and the same binary give the same image. Two layers: Debian's part, which seldom changes, and ours.
@@ -31,6 +31,8 @@ USER = 65532
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 # What belongs to the user, and with which mode.
 OWN = {"var/lib/penstock": 0o700, "var/cache/penstock": 0o700}
+# Modes of other entries that are neither a program's (0755) nor a file's (0644).
+MODES = {"tmp": 0o1777}
 # Left out of Debian's packages: conversions of character sets that no program here asks for, documents but the licences, packaging.
 LEFT_OUT = ("usr/lib/*/gconv", "usr/share/lintian", "usr/share/man", "usr/share/zoneinfo/right", "usr/sbin", "usr/share/doc-base", "etc/ld.so.conf.d")  # fmt: skip
 CONFIG = {
@@ -88,6 +90,12 @@ def make_base(root: Path, packages: list[Path]) -> None:
     bundle = root / "etc/ssl/certs/ca-certificates.crt"
     bundle.parent.mkdir(parents=True, exist_ok=True)
     bundle.write_text("".join(path.read_text() for path in certificates))
+    make_skeleton(root)
+
+
+def make_skeleton(root: Path) -> None:
+    """Users, and folders that are empty or mounted over."""
+    (root / "etc").mkdir(parents=True, exist_ok=True)
     for path, text in {
         "etc/passwd": f"root:x:0:0::/:/nologin\npenstock:x:{USER}:{USER}::/var/lib/penstock:/nologin\n",
         "etc/group": f"root:x:0:\npenstock:x:{USER}:\n",
@@ -117,6 +125,27 @@ def make_program(root: Path, binary: Path) -> None:
         (root / folder).mkdir(parents=True)
 
 
+def mode(name: str, runs: bool) -> int:
+    """Mode of an entry of the image; `runs`: it is a folder, or somebody may execute it."""
+    return {**MODES, **OWN}.get(name, 0o755 if runs else 0o644)
+
+
+def make_context(parts: list[Path], root: Path, own: Path) -> None:
+    """What the Dockerfile copies: `root` as root's, and the folders below `own` as the user's. COPY gives an entry that it makes the mode of its
+    source, and leaves a folder that is there as it is; so a folder is in one of the two alone, with the image's mode."""
+    root.mkdir(parents=True)
+    for part in parts:
+        shutil.copytree(part, root, symlinks=True, dirs_exist_ok=True)
+    for name in OWN:
+        (root / name).rmdir()
+        place = own / Path(name).relative_to("var")
+        place.mkdir(parents=True)
+        place.chmod(mode(name, True))
+    for path in root.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(mode(str(path.relative_to(root)), path.is_dir() or bool(path.stat().st_mode & 0o111)))
+
+
 def layer(root: Path, epoch: int) -> bytes:
     """Uncompressed tar of a root: sorted, one time, numbers for owners."""
 
@@ -125,7 +154,7 @@ def layer(root: Path, epoch: int) -> bytes:
         entry.uid = entry.gid = USER if name in OWN else 0
         entry.uname = entry.gname = ""
         entry.mtime = epoch
-        entry.mode = {"tmp": 0o1777, **OWN}.get(name, 0o755 if entry.isdir() or entry.mode & 0o111 else 0o644)
+        entry.mode = mode(name, entry.isdir() or bool(entry.mode & 0o111))
         return entry
 
     out = io.BytesIO()
@@ -222,10 +251,9 @@ def main() -> None:
         layout = asked.layout or Path(scratch) / "layout"
         Layout(layout).image(layers, architecture, version, created)
         if asked.root:
-            shutil.copytree(base, asked.root, symlinks=True)
-            shutil.copytree(program, asked.root, symlinks=True, dirs_exist_ok=True)
-            # An empty folder for COPY --chown.
-            (asked.folder / "state").mkdir(exist_ok=True)
+            own = asked.folder / "own"
+            shutil.rmtree(own, ignore_errors=True)
+            make_context([base, program], asked.root, own)
         packed = asked.folder / f"penstock-{version}-{architecture}.oci.tar"
         with tarfile.open(packed, "w") as archive:
             for path in sorted(layout.rglob("*")):

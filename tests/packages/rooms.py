@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -52,6 +53,12 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(0.1)
+
+
+def migration_seconds() -> int:
+    """Longest time that a migration of the store may take, before which nothing is served."""
+    schema = (ROOT / "gateway/store/src/postgres/schema.rs").read_text()
+    return int(re.search(r"^const MIGRATION_TIMEOUT: Duration = Duration::from_secs\((\d+)\);$", schema, re.M)[1])
 
 
 def ask(url: str, body: dict | None = None, key: str = "") -> bytes | None:
@@ -141,9 +148,18 @@ def serving(folder: Path, config: str, state: Path | None = None, **more) -> Ite
     port, state = free_port(), state or folder / "state"
     config = config.replace("[server]\n", f'[server]\nlisten = "127.0.0.1:{port}"\nstate_dir = "{state}"\n', 1)
     (folder / "penstock.toml").write_text(config)
-    log = state.parent / "log"
+    command = [binary(), "serve", "--config", folder / "penstock.toml"]
+    with started(command, state.parent / "log", port, **more) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def started(command: list, log: Path, port: int = 0, **more) -> Iterator[Served]:
+    """Runs a command that serves on a port of loopback; without a `port` it gets a free one. `more`: for the process."""
+    if not port:
+        port = free_port()
+        command = [*command, "--listen", f"127.0.0.1:{port}"]
     with open(log, "wb") as out:
-        command = [binary(), "serve", "--config", folder / "penstock.toml"]
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, **more)
     served = Served(process, f"http://127.0.0.1:{port}", log)
     try:

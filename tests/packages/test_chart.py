@@ -6,13 +6,14 @@ import copy
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import helm_python
 import kubernetes_validate
 import pytest
 import yaml
-from rooms import DEMO_MODEL, PACKAGING, binary, run
+from rooms import DEMO_MODEL, PACKAGING, binary, chat, migration_seconds, run, started
 
 CHART = PACKAGING / "helm" / "penstock"
 VALUES = {
@@ -71,10 +72,26 @@ def test_objects_are_valid(case, version):
         assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name), name
 
 
-def on_this_machine(config: str, folder: Path) -> str:
-    """The config with files of this machine in the places where a pod has its own."""
-    (folder / "state").mkdir(exist_ok=True)
-    config = config.replace('"/var/lib/penstock"', f'"{folder / "state"}"')
+def written_in(things: list[dict]) -> list[str]:
+    """Places where the gateway's pod has a volume that it can write to."""
+    held = container(of_kind(things, "Deployment")[0])
+    return [mount["mountPath"] for mount in held["volumeMounts"] if not mount.get("readOnly")]
+
+
+def on_this_machine(things: list[dict], folder: Path) -> str:
+    """The gateway's config with files of this machine in the places where a pod has its own."""
+    config = of_kind(things, "ConfigMap")[0]["data"]["penstock.toml"]
+    places = written_in(things)
+    for place in places:
+        volume = folder / place.replace("/", "_")
+        volume.mkdir(exist_ok=True)
+        # As the cluster makes an empty folder with an fsGroup. (A claim's is 2775: for the whole group.)
+        volume.chmod(0o2777)
+    config = re.sub(
+        rf'"({"|".join(places)})(/[^"]*)?"',
+        lambda found: f'"{folder / found[1].replace("/", "_")}{found[2] or ""}"',
+        config,
+    )
     config = re.sub(r'"/models/[^"]*"', f'"{DEMO_MODEL}"', config)
     certificate(folder)
     for path in sorted(set(re.findall(r'"(/(?:var/)?run/secrets/[^"]+)"', config))):
@@ -98,9 +115,8 @@ def certificate(folder: Path) -> None:
 
 @pytest.mark.parametrize("case", VALUES)
 def test_gateways_accept_their_config(case, tmp_path):
-    (found,) = of_kind(render(VALUES[case]), "ConfigMap")
     config = tmp_path / "penstock.toml"
-    config.write_text(on_this_machine(found["data"]["penstock.toml"], tmp_path))
+    config.write_text(on_this_machine(render(VALUES[case]), tmp_path))
     env = {
         "OPENAI_API_KEY": "sk-example",
         "SEARCH_KEY": "sk-another-example",
@@ -108,6 +124,28 @@ def test_gateways_accept_their_config(case, tmp_path):
         "HOME": str(tmp_path),
     }
     assert "nothing is wrong" in run(binary(), "check", "--config", config, env=env).stdout
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_the_state_is_in_a_folder_that_the_gateway_makes(case):
+    """Below a volume and not its root, whose owner and mode are the cluster's."""
+    things = render(VALUES[case])
+    config = tomllib.loads(of_kind(things, "ConfigMap")[0]["data"]["penstock.toml"])
+    state = Path(config["server"]["state_dir"])
+    places = [Path(place) for place in written_in(things)]
+    assert state not in places and any(place in state.parents for place in places)
+
+
+def test_the_default_serves(tmp_path):
+    """`helm install` without values: one gateway and the worker of its demo model, with the volumes of a cluster."""
+    text = on_this_machine(render({}), tmp_path)
+    (tmp_path / "penstock.toml").write_text(text)
+    command = [binary(), "serve", "--config", tmp_path / "penstock.toml", "--admin", "off"]
+    with started(command, tmp_path / "log") as gateway:
+        # Beyond loopback, as the config listens, nobody is served without a key: here the test's address is loopback.
+        assert chat(gateway.url)
+    state = Path(tomllib.loads(text)["server"]["state_dir"])
+    assert state.stat().st_mode & 0o077 == 0 and state.parent.stat().st_mode & 0o7777 == 0o2777
 
 
 @pytest.mark.parametrize("case", VALUES)
@@ -206,6 +244,11 @@ def test_pods_have_no_rights():
         }
 
 
+def test_a_migration_is_waited_for():
+    probe = container(of_kind(render({}), "Deployment")[0])["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= migration_seconds() + 120
+
+
 def test_probes_ask_what_is_open():
     reference = (PACKAGING.parent / "docs" / "reference" / "operations.md").read_text()
     held = container(of_kind(render({}), "Deployment")[0])
@@ -267,6 +310,7 @@ def test_the_rules_of_prometheus_are_the_file(tmp_path):
 
 
 POOL = {"id": "a", "keySecret": {"name": "s", "key": "k"}}
+ONE = POOL | {"workers": {"mixed": {"replicas": 1}}}
 SEVERAL = {"store": {"postgres": {"url": "postgres://u@h/d"}}, "pepper": {"secret": {"name": "s"}}}
 
 
@@ -330,6 +374,7 @@ def zero_is_refused(schema: dict, name: str) -> bool:
         ({"gateway": {"autoscaling": {"enabled": True, "max": 1}}}, "gateway.autoscaling.min is above"),
         ({"pools": [POOL | {"workers": {"mixed": {"replicas": 1}}}] * 2}, "two pools have the id a"),
         ({"pools": [POOL | {"model": "m", "workers": {"mixed": {"replicas": 1}}}]}, "needs the volume"),
+        ({"pools": [ONE | {"config": {"quantize": "int8"}}]}, "pool a: config.quantize is for workers"),
         ({"metrics": {"serviceMonitor": {"enabled": True}}}, "metrics.keySecret"),
         ({"config": {"server": 1}}, "config"),
         ({"gatway": {}}, "gatway"),
@@ -344,10 +389,20 @@ def test_bad_values_are_refused_by_name(values, says):
         render(values)
 
 
+def test_settings_of_workers_are_refused_for_pods_as_the_gateway_refuses_them():
+    """The chart's list is that of the keys which the gateway takes no more where it has connect."""
+    pools = (PACKAGING.parent / "gateway/config/src/pools.rs").read_text()
+    rows = re.search(r"^fn of_workers\(.*?^}", pools, re.M | re.S)[0]
+    keys = set(re.findall(r'^        \("(\w+)",', rows, re.M)) | {"quantize", "kv_format"}
+    assert len(keys) == rows.count("pool.") and {"threads", "gpu_memory_share", "shared_weights"} <= keys
+    for key in keys:
+        with pytest.raises(helm_python.HelmError, match=f"config.{key} is for workers"):
+            render({"pools": [ONE | {"config": {key: 1}}]})
+
+
 def test_a_misspelt_key_of_the_config_is_found_by_check(tmp_path):
-    (found,) = of_kind(render({"config": {"server": {"graze_ms": 1}}}), "ConfigMap")
     config = tmp_path / "penstock.toml"
-    config.write_text(on_this_machine(found["data"]["penstock.toml"], tmp_path))
+    config.write_text(on_this_machine(render({"config": {"server": {"graze_ms": 1}}}), tmp_path))
     done = subprocess.run([binary(), "check", "--config", config], check=False, capture_output=True, text=True)
     assert done.returncode == 1 and "graze_ms" in done.stderr
 
@@ -360,6 +415,4 @@ def test_values_become_toml_as_they_are():
         ]
     }
     (found,) = of_kind(render({"config": given}), "ConfigMap")
-    import tomllib
-
     assert tomllib.loads(found["data"]["penstock.toml"])["plugins"] == given["plugins"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -56,6 +59,50 @@ def test_the_dockerfile_says_what_the_image_says():
     assert f"CMD {json.dumps(image.CONFIG['Cmd'])}" in text and f"STOPSIGNAL {image.CONFIG['StopSignal']}" in text
     for setting in image.CONFIG["Env"]:
         assert setting.startswith(("PATH=", "SSL_CERT_FILE=")) or setting in text, setting
+
+
+def copied(folder: Path, overwrites: bool) -> dict[str, tuple[int, int]]:
+    """Owner and mode of each entry of the Dockerfile's image, of these files. BuildKit has root's 0755 for folders that it has to make to
+    copy into; of a folder that is there it leaves owner and mode where it copies into it, and `overwrites` them where it meets it
+    further below, which other builders do not."""
+    made: dict[str, tuple[int, int]] = {}
+    for chown, source, place in re.findall(
+        r"^COPY --chown=(\d+):\1 (\S+)/ /(\S*)$", (CONTAINER / "Dockerfile").read_text(), re.M
+    ):
+        into = place.rstrip("/")
+        for parent in [into, *map(str, Path(into).parents)]:
+            if parent not in (".", ""):
+                made.setdefault(parent, (int(chown), 0o755))
+        for path in sorted((folder / source).rglob("*")):
+            name = str(Path(into) / path.relative_to(folder / source))
+            if name not in made or overwrites or not path.is_dir():
+                made[name] = (int(chown), path.lstat().st_mode & 0o7777)
+    return made
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_the_dockerfile_makes_what_the_image_has(tmp_path, mask):
+    """Every file and folder has the owner and the mode that it has in the image's layers, whatever the umask is."""
+    sys.path.insert(0, str(PACKAGING))
+    import image
+
+    base, program = tmp_path / "base", tmp_path / "program"
+    before = os.umask(mask)
+    try:
+        image.make_skeleton(base)
+        program.mkdir()
+        # Any program: the test is about owners and modes.
+        image.make_program(program, Path("/bin/true"))
+        image.make_context([base, program], tmp_path / "root", tmp_path / "own")
+    finally:
+        os.umask(before)
+    layers: dict[str, tuple[int, int]] = {}
+    for part in (base, program):
+        with tarfile.open(fileobj=io.BytesIO(image.layer(part, 0))) as packed:
+            layers |= {entry.name: (entry.uid, entry.mode) for entry in packed.getmembers()}
+    for overwrites in (True, False):
+        assert copied(tmp_path, overwrites) == layers, f"overwrites: {overwrites}"
+    assert layers["var/lib/penstock"] == (image.USER, 0o700) and layers["tmp"] == (0, 0o1777)
 
 
 @pytest.mark.parametrize("admin", ["", OWN_KEY], ids=["usual", "own key"])

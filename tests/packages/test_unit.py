@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from rooms import OWN_KEY, PACKAGING, Served, ask, binary, provider, run, serving, wait_until
+from rooms import OWN_KEY, PACKAGING, Served, ask, binary, migration_seconds, provider, run, serving, wait_until
 
 NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 UNIT = PACKAGING / "systemd" / "penstock.service"
@@ -50,6 +50,26 @@ def test_what_the_product_needs_stays_open():
     assert service["Type"] == "notify" and service["NotifyAccess"] == "all"
     config = (PACKAGING / "penstock.toml").read_text()
     assert f'state_dir = "/var/lib/{service["StateDirectory"]}"' in config
+
+
+def test_the_unit_waits_for_a_migration():
+    minutes = int(re.fullmatch(r"(\d+)min", unit()["TimeoutStartSec"])[1])
+    assert minutes * 60 >= migration_seconds() + 120
+
+
+def test_one_line_of_a_drop_in_shows_devices():
+    """Any rule for devices closes those that it does not name, and ProtectClock= makes one."""
+    service = unit()
+    assert service["PrivateDevices"] == "true"
+    assert [key for key in ("DeviceAllow", "DevicePolicy", "ProtectClock") if key in service] == []
+    # What it would add is there: no capability for a clock, no system call that sets one.
+    assert service["CapabilityBoundingSet"] == "" and "~@privileged" in UNIT.read_text()
+    guide = (PACKAGING.parent / "docs" / "guide" / "gpu.md").read_text()
+    (drop_in,) = re.findall(r"^    \[Service\]\n((?:    .*\n)+)", guide, re.M)
+    lines = [line.strip() for line in drop_in.splitlines()]
+    # The setuid helper of NVIDIA's library makes the device files; NoNewPrivileges= takes its rights, so root's part of the start calls it.
+    assert lines == ["PrivateDevices=false", "ExecStartPre=+-/usr/bin/nvidia-modprobe -c0 -u"]
+    assert service["NoNewPrivileges"] == "true"
 
 
 def reload(gateway: Served, folder: Path) -> subprocess.CompletedProcess:

@@ -90,6 +90,12 @@ capabilities: { drop: [ALL] }
 {{- if .workers -}}{{- fail (printf "pool %s: autoscale has min and max instead of workers" .id) -}}{{- end -}}
 {{- if gt (int .autoscale.min) (int .autoscale.max) -}}{{- fail (printf "pool %s: autoscale.min is above autoscale.max" .id) -}}{{- end -}}
 {{- else if lt (int $sum) 1 -}}{{- fail (printf "pool %s has no workers" .id) -}}{{- end -}}
+{{- $id := .id -}}
+{{- range $key, $_ := (.config | default dict) -}}
+{{- if has $key (list "workers" "threads" "device" "quantize" "kv_format" "path" "context_tokens" "kv_bytes_max" "gpu_memory_share" "sequences_max" "prompt_lookup" "shared_weights" "kv_host_bytes" "kv_disk_path" "kv_disk_bytes" "kv_remote" "kv_remote_password_file" "on_demand") -}}
+{{- fail (printf "pool %s: config.%s is for workers that a gateway starts: those of the chart have pools[].args, options of penstock worker" $id $key) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .model (not .volume) -}}{{- fail (printf "pool %s: a model needs the volume that it is in" .id) -}}{{- end -}}
 {{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled (not $v.metrics.keySecret.name) -}}{{- fail "metrics.serviceMonitor needs metrics.keySecret: /metrics is for a key whose routes name it" -}}{{- end -}}
@@ -158,7 +164,7 @@ capabilities: { drop: [ALL] }
 {{- define "penstock.config" -}}
 {{- $root := . -}}
 {{- $v := .Values -}}
-{{- $server := dict "listen" "0.0.0.0:8080" "state_dir" "/var/lib/penstock" "grace_ms" (mul (int $v.gateway.graceSeconds) 1000) -}}
+{{- $server := dict "listen" "0.0.0.0:8080" "state_dir" "/var/lib/penstock/state" "grace_ms" (mul (int $v.gateway.graceSeconds) 1000) -}}
 {{- if $v.gateway.tls.secretName -}}
 {{- $tls := dict "certificate" "/run/secrets/tls/tls.crt" "key" "/run/secrets/tls/tls.key" -}}
 {{- if ne $v.gateway.tls.clientAuth "none" -}}
