@@ -71,7 +71,7 @@ impl CpuDevice {
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 // SAFETY: the table is this machine's; a panel of a row is one thread's.
-                unsafe { (vector.activate)(line, packed.bias_of(panel), activation, panel * 32, out.row(row)) };
+                unsafe { (vector.activate)(line, packed.bias_of(panel), activation, panel * 32, &out.row(row)) };
             }
         });
     }

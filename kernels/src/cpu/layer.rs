@@ -394,7 +394,7 @@ pub(super) unsafe fn activate(
     for (panel, row, line) in piece.lines() {
         let to = out.row(row);
         // SAFETY: the table is this machine's; sixteen columns of a row are one thread's.
-        unsafe { (vector.gate_up)(line, packed.bias_of(panel), activation, panel * 16, to) };
+        unsafe { (vector.gate_up)(line, packed.bias_of(panel), activation, panel * 16, &to) };
         if panel + 1 == packed.panels && packed.panels % 2 == 1 {
             for column in panel * 16 + 16..panel * 16 + 32 {
                 // SAFETY: the last line's other half belongs to no panel.

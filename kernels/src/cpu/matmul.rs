@@ -199,7 +199,7 @@ impl<'a> Part<'a> {
     /// Panels of one item, a multiple of `together`.
     fn unit(&self, together: usize, threads: usize) -> usize {
         let panels = self.section.panels;
-        let rows = self.groups.rows().min(GROUPS_BLOCKED * self.kernel.rows_max);
+        let rows = self.groups.rows().min(GROUPS_BLOCKED * self.rows_max());
         let a_bytes = rows * self.section.k_blocks * self.left.line_bytes();
         let unit = unit(self.section, panels, together, threads);
         if self.blocks_k() && a_bytes > A_BYTES_KEPT {
@@ -239,9 +239,25 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// True if the kernel takes k in blocks.
+    /// True if k is taken in blocks. One group of integers is not, since it has nothing to share a block with.
     fn blocks_k(&self) -> bool {
-        self.section.form().is_none() && self.kernel.k_blocks_at_once > 0
+        self.k_at_once() > 0 && (self.section.form().is_none() || self.groups.count() > 1)
+    }
+
+    /// Blocks of k that the kernel takes at once; 0 for all.
+    fn k_at_once(&self) -> usize {
+        match self.section.form() {
+            None => self.kernel.k_blocks_at_once,
+            Some(form) => self.kernel.integers.lines_at_once(form),
+        }
+    }
+
+    /// Most rows of a group.
+    fn rows_max(&self) -> usize {
+        match self.left {
+            Operands::Half(_) => self.kernel.rows_max,
+            Operands::Integral(_) => self.kernel.integers.rows_max(),
+        }
     }
 
     /// Number of ranges into which the row groups are cut.
@@ -276,9 +292,10 @@ impl<'a> Part<'a> {
                 match self.left {
                     Operands::Integral(operand) => {
                         if let Some((section, first)) = after.filter(|_| share > 0) {
-                            section.fetch_part(first + panel - panels.start, group - first_group, groups_count);
+                            let bytes = 0..section.panel_bytes();
+                            section.fetch_part(first + panel - panels.start, bytes, group - first_group, groups_count);
                         }
-                        self.integer_product(&operand, panel, &rows, c);
+                        self.integer_product(&operand, panel, 0..self.section.k_blocks, &rows, c);
                     }
                     Operands::Half(operand) => {
                         let next = after.map(|(section, first)| (section, first + panel - panels.start));
@@ -314,11 +331,9 @@ impl<'a> Part<'a> {
         scratch: &mut Scratch,
         epilogue: &dyn Fn(&Finished<'_>),
     ) {
-        let Operands::Half(operand) = &self.left else { unreachable!("only products of bf16 take k in blocks") };
-        let size_max = self.kernel.rows_max * 32;
-        let per_group = panels.len() * size_max;
+        let per_group = panels.len() * self.rows_max() * 32;
         let all = scratch.singles(groups.len() * per_group);
-        let (k_blocks, at_once) = (self.section.k_blocks, self.kernel.k_blocks_at_once);
+        let (k_blocks, at_once) = (self.section.k_blocks, self.k_at_once());
         let share = 32usize.div_ceil(groups.len());
         for first in (0..k_blocks).step_by(at_once) {
             let k = first..k_blocks.min(first + at_once);
@@ -329,24 +344,34 @@ impl<'a> Part<'a> {
                 } else if k.end < k_blocks {
                     Some((self.section, panels.start, k.end))
                 } else {
-                    after
-                        .filter(|(section, panel)| section.is_half() && *panel < section.panels)
-                        .map(|(section, panel)| (section, panel, 0))
+                    after.filter(|(section, panel)| *panel < section.panels).map(|(section, panel)| (section, panel, 0))
                 };
                 for ((at, group), c) in groups.clone().enumerate().zip(all.chunks_exact_mut(per_group)) {
                     let rows = self.groups.range(group);
                     let size = rows.len() * 32;
+                    let c = &mut c[i * size..][..size];
+                    let operand = match &self.left {
+                        Operands::Half(operand) => operand,
+                        Operands::Integral(operand) => {
+                            if let Some((section, panel, k)) = next {
+                                // A byte for each value.
+                                section.fetch_part(panel, k * BLOCK..(k + at_once) * BLOCK, at, groups.len());
+                            }
+                            self.integer_product(operand, panel, k.clone(), &rows, c);
+                            continue;
+                        }
+                    };
                     let b = &self.section.halves(panel)[k.start * BLOCK..k.end * BLOCK];
                     let ahead = match next {
                         _ if groups.len() == 1 => Ahead::Stream,
                         // Each group fetches its share of a block's 32 lines.
-                        Some((section, panel, k)) if at * share < 32 => {
+                        Some((section, panel, k)) if at * share < 32 && section.is_half() => {
                             let from = section.halves(panel)[k * BLOCK + at * share * 32..].as_ptr();
                             Ahead::Next { from, lines: share.min(32 - at * share) }
                         }
                         _ => Ahead::Nothing,
                     };
-                    self.product(operand, b, k.clone(), &rows, &mut c[i * size..][..size], ahead);
+                    self.product(operand, b, k.clone(), &rows, c, ahead);
                 }
             }
         }
@@ -438,12 +463,17 @@ impl<'a> Part<'a> {
         unsafe { (self.kernel.run)(&product) };
     }
 
-    /// Computes one panel of integers times one group, into `c`.
-    fn integer_product(&self, operand: &Integral, panel: usize, rows: &Range<usize>, c: &mut [f32]) {
+    /// Computes lines `k` of one panel of integers times one group, into `c` or added to it. The last ones make it the result.
+    fn integer_product(&self, operand: &Integral, panel: usize, k: Range<usize>, rows: &Range<usize>, c: &mut [f32]) {
         assert!(rows.len() <= self.kernel.integers.rows_max() && c.len() == rows.len() * 32, "shape of a tile");
         let (form, k_blocks) = (self.section.form().expect("a section of integers"), self.section.k_blocks);
         let (first, lines) = (operand.group(rows.start), rows.len() * k_blocks);
         assert_eq!(operand.by_row, form == Form::Rows, "scales of the operand");
+        assert!(
+            k == (0..k_blocks) || self.k_at_once() > 0 && k.start.is_multiple_of(self.k_at_once()),
+            "lines of a part"
+        );
+        assert!(k.start < k.end && k.end <= k_blocks, "lines of a panel");
         let scales = if operand.by_row { (rows.start, rows.len()) } else { (first, lines) };
         // Bounds of all that the kernel reads; `at` checks them.
         let _ = (operand.values.at((first + lines) * 32), operand.sums.at(first + lines));
@@ -456,6 +486,8 @@ impl<'a> Part<'a> {
             panel: self.section.bytes(panel).as_ptr(),
             form,
             k_blocks,
+            from: k.start,
+            until: k.end,
             c: c.as_mut_ptr(),
         };
         // SAFETY: the kernel is this machine's and made for the form; the operand's lines, scales and sums of the group exist (checked by
@@ -467,11 +499,54 @@ impl<'a> Part<'a> {
 #[cfg(test)]
 mod tests {
     use super::super::integer::activations::{Memory, quantize};
+    use super::super::tests::model::Noise;
     use super::super::tile::tests::kernels;
     use super::*;
     use crate::device::{DType, Held, HostTensor, RowOrder};
     use crate::host::Arena;
     use crate::source::Source;
+
+    #[test]
+    fn integers_in_several_groups_and_blocks_have_the_bits_of_one_row_alone() {
+        // 1,184 columns are two blocks of k and a part of one, with an odd number of lines; 576 rows more groups than an item has.
+        const COLUMNS: usize = 1184;
+        const OUT: usize = 96;
+        let (mut arena, mut pool) = (Arena::default(), Pool::new(2, None).unwrap());
+        let mut noise = Noise(5);
+        let bytes = noise.weights(DType::Bf16, OUT * COLUMNS, 0.1);
+        let (shape, order) = (&[OUT, COLUMNS], RowOrder::Plain);
+        let host = HostTensor { name: "noise", dtype: DType::Bf16, shape, bytes: &bytes, order, reader: None };
+        let sources = [Source::new(&host, 2).unwrap()];
+        let weight = Packed::stack(&mut arena, &mut pool, &sources, None, Held::Int8).unwrap();
+        let x: Vec<f32> = (0..576 * COLUMNS).map(|_| noise.next() as f32 / (1u32 << 30) as f32 - 1.0).collect();
+        let mut product = |kernel: &Kernel, first: usize, rows: usize| {
+            let mut memory = Memory::default();
+            let integral = memory.operand(Groups::new(rows, kernel.integers.rows_max()), COLUMNS / 32, true);
+            for row in 0..rows {
+                // SAFETY: one thread.
+                unsafe { quantize(&x[(first + row) * COLUMNS..][..COLUMNS], integral.row(row)) };
+            }
+            let left = Left { half: None, integral: Some(integral) };
+            let product = Matmul { kernel, left, weight: &weight, together: 1, added: None };
+            let seen = std::sync::Mutex::new(vec![0; rows * OUT]);
+            product.run(&mut pool, &mut [Scratch::default(), Scratch::default()], &|finished| {
+                for (panel, row, line) in finished.lines() {
+                    let to = &mut seen.lock().unwrap()[row * OUT + panel * 32..][..32];
+                    to.iter_mut().zip(line).for_each(|(to, value)| *to = value.to_bits());
+                }
+            });
+            seen.into_inner().unwrap()
+        };
+        for (name, kernel) in kernels() {
+            let alone: Vec<Vec<u32>> = [0, 50, 575].map(|row| product(&kernel, row, 1)).into();
+            for rows in [40, 70, 576] {
+                let all = product(&kernel, 576 - rows, rows);
+                for (row, want) in [0, 50, 575].into_iter().zip(&alone).filter(|(row, _)| row + rows >= 576) {
+                    assert_eq!(&all[(row + rows - 576) * OUT..][..OUT], want, "{name}, row {row} of {rows}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn rows_larger_than_a_piece_are_multiplied_in_whole_groups() {

@@ -13,6 +13,8 @@
 //! Matrices stacked side by side may be stored in different formats (GGUF files mix them): each run of panels of one format is a
 //! [`Section`]. Where formats, or lists of groups, would share a panel, the whole weight is expanded to bf16.
 
+use std::ops::Range;
+
 use super::integer::{Form, ROW_COLUMNS_MAX};
 use super::lanes::to_bf16;
 use super::low_rank::Adapters;
@@ -324,10 +326,11 @@ impl Section {
         &values[panel * self.panel_bytes()..][..self.panel_bytes()]
     }
 
-    /// Fetches part `part` of `parts` of panel `panel` into the second-level cache, if it is a panel of integers.
-    pub(super) fn fetch_part(&self, panel: usize, part: usize, parts: usize) {
+    /// Fetches part `part` of `parts` of some bytes of panel `panel`, as far as they exist, into the second-level cache, if it is a panel of integers.
+    pub(super) fn fetch_part(&self, panel: usize, bytes: Range<usize>, part: usize, parts: usize) {
         if panel < self.panels && matches!(self.values, Values::Integers(..)) {
-            let bytes = self.bytes(panel);
+            let all = self.bytes(panel);
+            let bytes = &all[bytes.start.min(all.len())..bytes.end.min(all.len())];
             let share = bytes.len().div_ceil(parts);
             fetch(&bytes[(part * share).min(bytes.len())..((part + 1) * share).min(bytes.len())]);
         }

@@ -143,9 +143,10 @@ vector_ops! {
     /// `correction`: [`RoutingSpec::correction`], padded too.
     fn route(values: &mut [f32], experts: usize, routing: &RoutingSpec, correction: Option<&[f32]>);
     /// Gated MLP: `activation(gate (+ bias)) · (up (+ bias))`, or the activation of both, of sixteen columns, from `column` on.
-    fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut);
+    /// The row is passed by reference: a copy of one just made is read in wider pieces than it was written in, and waits for all stores before it.
+    fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: &RowOut);
     /// Activation of a tile: `activation(tile (+ bias))` of 32 columns, from `column` on.
-    fn activate(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut);
+    fn activate(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: &RowOut);
     /// Layer norm of one row. `x`, `weight`, `bias`: `[32 · k_blocks]`, zero beyond `columns`.
     fn layer_norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, columns: usize, eps: f32, out: RowOut);
     /// Layer norm of one row, in place.
@@ -392,7 +393,7 @@ fn gate_and_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>) -> (V, V) {
 }
 
 #[inline(always)]
-fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut) {
+fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: &RowOut) {
     let (gate, up) = gate_and_up::<V>(tile, bias);
     let activated = match activation {
         Activation::Silu => silu(gate).mul(up),
@@ -406,7 +407,7 @@ fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Act
 }
 
 #[inline(always)]
-fn activate<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut) {
+fn activate<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: &RowOut) {
     let bias = bias.map(|bias| bias.as_chunks::<16>().0);
     for (i, tile) in tile.as_chunks::<16>().0.iter().enumerate() {
         let mut x = V::load(tile);

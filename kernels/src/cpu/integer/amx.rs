@@ -5,7 +5,8 @@
 //! tmm2 tmm3   sums, rows 16..32, the same                        tmm5  A, rows 16..32     tmm7  B, columns 16..32
 //! ```
 //!
-//! - One scale per row ([`Form::Rows`]): the sums stay in tiles over all k, of which a tile holds 64 values.
+//! - One scale per row ([`Form::Rows`]): the sums stay in tiles over all k, of which a tile holds 64 values, or over a part of it, and
+//!   wait in C between two parts.
 //! - Blocks: each line of 32 values has a scale, so its sums leave their tile for the same f32 additions as elsewhere, which take longer
 //!   than the tile product. Those of some lines ([`TOGETHER`]) are made while the next lines' products run. Weights of 4 and 6 bits are expanded
 //!   for [`LINES`] lines at a time, once for both tile rows; C waits in memory between.
@@ -227,17 +228,24 @@ struct Aligned<T>(T);
 /// As [`super::IntegerFn`], with AVX-512 F and VNNI and what `T` needs.
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn rows<T: Tiles>(p: &IntegerProduct) {
-    if p.rows < ROWS_MIN {
+    let is_last = p.until == p.k_blocks;
+    if p.rows < ROWS_MIN && p.from == 0 && is_last {
         // SAFETY: the caller's promise.
         return unsafe { vnni::kernel(p.form)(p) };
     }
-    let (pairs, sums) = (p.k_blocks / 2, p.c.cast::<i32>());
-    // SAFETY: the panel begins with the lines of weights, 2048 bytes for a pair, and A is in pairs of lines; C has the size of the sums.
+    let (first, sums) = (p.from / 2, p.c.cast::<i32>());
+    let (pairs, resume) = (p.until / 2 - first, p.from > 0);
+    let (a, b) = (p.a.wrapping_add(p.from * p.rows * LINE), p.panel.wrapping_add(p.from * LINE * COLUMNS));
+    // SAFETY: the panel begins with the lines of weights, 2048 bytes for a pair, and A is in pairs of lines; C has the size of the sums, and those
+    // of the parts before, which have an even number of lines.
     unsafe {
         T::configure(p.rows, 16);
         if pairs > 0 {
-            T::whole(p.rows, p.a, p.panel, pairs, sums, false);
+            T::whole(p.rows, a, b, pairs, sums, resume);
         }
+    }
+    if !is_last {
+        return;
     }
     if p.k_blocks % 2 == 1 {
         // The last line alone, beside zeros.
@@ -248,11 +256,11 @@ unsafe fn rows<T: Tiles>(p: &IntegerProduct) {
             // SAFETY: a line of A.
             unsafe { a.as_mut_ptr().copy_from_nonoverlapping(from, LINE) };
         }
-        let from = p.panel.wrapping_add(pairs * 2 * LINE * COLUMNS);
+        let from = p.panel.wrapping_add((p.k_blocks - 1) * LINE * COLUMNS);
         // SAFETY: the last line of the panel; then one pair in memory of this function's own.
         unsafe {
             b.0.as_mut_ptr().copy_from_nonoverlapping(from, LINE * COLUMNS);
-            T::whole(p.rows, a.0.as_ptr().cast(), b.0.as_ptr(), 1, sums, pairs > 0);
+            T::whole(p.rows, a.0.as_ptr().cast(), b.0.as_ptr(), 1, sums, resume || pairs > 0);
         }
     }
     let of_columns: *const f32 = p.panel.wrapping_add(p.k_blocks * LINE * COLUMNS).cast();

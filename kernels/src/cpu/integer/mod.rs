@@ -37,6 +37,8 @@ use crate::blocks::{LINE, Layout, RowBlocks, from_f16, weight};
 
 /// Columns of a panel.
 const COLUMNS: usize = 32;
+/// Lines of a part of a product in tiles: 16 KiB of a panel, which stay in a first-level cache of 48 KiB beside the stream of A.
+const LINES_AT_ONCE: usize = 16;
 /// Most columns of a matrix with one scale per row: so many products of 128 · 127 (weights are −128 at least) fit a sum of 32 bits.
 pub(super) const ROW_COLUMNS_MAX: usize = 131_072;
 
@@ -203,7 +205,10 @@ pub(super) struct IntegerProduct {
     pub(super) panel: *const u8,
     pub(super) form: Form,
     pub(super) k_blocks: usize,
-    /// Result, `[rows][32]`.
+    /// Lines that are multiplied: all, or a part ([`Integers::lines_at_once`]).
+    pub(super) from: usize,
+    pub(super) until: usize,
+    /// Result, `[rows][32]`; between two parts the sums so far, as i32.
     pub(super) c: *mut f32,
 }
 
@@ -220,6 +225,7 @@ fn paired(k_blocks: usize, rows: usize, k: usize, row: usize) -> usize {
 /// # Safety
 /// The machine has the kernel's instructions. `1 <= rows <= Integers::rows_max`; `a`, `scales`, `sums` and `c` are valid for as many values as
 /// [`IntegerProduct`] says, `c` is nobody else's, and `panel` is valid for `form.panel_bytes(k_blocks)` bytes, aligned to 64.
+/// `from < until <= k_blocks`; a part begins at a multiple of the lines at once of a kernel that has them, and those before it were multiplied into `c`.
 pub(super) type IntegerFn = unsafe fn(&IntegerProduct);
 
 /// Set of kernels, chosen once at start.
@@ -254,6 +260,11 @@ impl Integers {
     /// Most rows of a group: a line of weights is unpacked once for all of them.
     pub(super) fn rows_max(self) -> usize {
         if self.has_tiles() { 32 } else { 16 }
+    }
+
+    /// Lines of one part of a product of which a first-level cache holds the weights while many groups meet them; 0 where all lines are taken at once.
+    pub(super) fn lines_at_once(self, form: Form) -> usize {
+        if self.has_tiles() && form == Form::Rows { LINES_AT_ONCE } else { 0 }
     }
 
     /// Sets that this machine has, the fastest last. The process asks the system for tiles only if `with_tiles`.

@@ -15,6 +15,8 @@ struct Set {
     name: &'static str,
     kernel: fn(Form) -> IntegerFn,
     rows_max: usize,
+    /// Lines of a part; 0 where a form has none.
+    at_once: fn(Form) -> usize,
 }
 
 /// Kernels that this machine can run, and those of AMX on a model of its tiles where there is AVX-512.
@@ -25,22 +27,25 @@ fn sets() -> Vec<Set> {
         .map(|set| match set {
             Integers::Portable => PORTABLE,
             #[cfg(target_arch = "x86_64")]
-            Integers::Avx2 => Set { name: "avx2", kernel: avx2::kernel, rows_max: set.rows_max() },
+            Integers::Avx2 => Set { name: "avx2", kernel: avx2::kernel, rows_max: set.rows_max(), ..PORTABLE },
             #[cfg(target_arch = "x86_64")]
-            Integers::Vnni => Set { name: "vnni", kernel: vnni::kernel, rows_max: set.rows_max() },
+            Integers::Vnni => Set { name: "vnni", kernel: vnni::kernel, rows_max: set.rows_max(), ..PORTABLE },
             #[cfg(target_arch = "x86_64")]
-            Integers::Amx => Set { name: "amx", kernel: amx::kernel, rows_max: set.rows_max() },
+            Integers::Amx => Set { name: "amx", kernel: amx::kernel, ..AMX },
         })
         .collect();
     #[cfg(target_arch = "x86_64")]
     if all.contains(&Integers::Vnni) {
-        sets.push(Set { name: "model of amx", kernel: amx::model::kernel, rows_max: Integers::Amx.rows_max() });
+        sets.push(Set { name: "model of amx", kernel: amx::model::kernel, ..AMX });
     }
     sets
 }
 
 /// Kernel that states the arithmetic; it takes groups of any height.
-const PORTABLE: Set = Set { name: "portable", kernel: |_| portable::product, rows_max: ROWS_MAX };
+const PORTABLE: Set = Set { name: "portable", kernel: |_| portable::product, rows_max: ROWS_MAX, at_once: |_| 0 };
+
+#[cfg(target_arch = "x86_64")]
+const AMX: Set = Set { at_once: |form| Integers::Amx.lines_at_once(form), ..PORTABLE };
 
 /// A panel in one format, its weights as f32, and rows of activations.
 struct Case {
@@ -92,8 +97,13 @@ impl Case {
         unsafe { std::slice::from_raw_parts(self.panel.as_ptr().cast(), size) }
     }
 
-    /// C of rows `from..from + count`.
+    /// C of rows `from..from + count`, all lines at once.
     fn run(&self, set: Set, from: usize, count: usize) -> Vec<f32> {
+        self.run_by(set, from, count, self.k_blocks)
+    }
+
+    /// The same, `at_once` lines at a time.
+    fn run_by(&self, set: Set, from: usize, count: usize, at_once: usize) -> Vec<f32> {
         let mut memory = Memory::default();
         let groups = Groups::new(count, ROWS_MAX);
         let operand = memory.operand(groups, self.k_blocks, self.form == Form::Rows);
@@ -102,7 +112,7 @@ impl Case {
             unsafe { quantize(&self.x[from + row], operand.row(row)) };
         }
         let mut c = vec![f32::NAN; count * 32];
-        let product = IntegerProduct {
+        let mut product = IntegerProduct {
             a: operand.values.at(0),
             scales: operand.scales.at(0),
             sums: operand.sums.at(0),
@@ -110,10 +120,15 @@ impl Case {
             panel: self.bytes().as_ptr(),
             form: self.form,
             k_blocks: self.k_blocks,
+            from: 0,
+            until: 0,
             c: Shared::new(&mut c).at(0),
         };
-        // SAFETY: the machine has the kernel; the operand and C have the sizes that `IntegerFn` asks.
-        unsafe { (set.kernel)(self.form)(&product) };
+        for first in (0..self.k_blocks).step_by(at_once) {
+            (product.from, product.until) = (first, self.k_blocks.min(first + at_once));
+            // SAFETY: the machine has the kernel; the operand and C have the sizes that `IntegerFn` asks; parts follow each other.
+            unsafe { (set.kernel)(self.form)(&product) };
+        }
         c
     }
 }
@@ -175,6 +190,21 @@ fn a_row_has_the_same_bits_in_every_height_and_kernel() {
                     let got = bits(&case.run(set, from, count));
                     assert!(got == want[from * 32..], "{dtype:?}, {}, {count} rows of {k_blocks} lines", set.name);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_product_add_up_to_the_same_bits() {
+    for set in sets().into_iter().filter(|set| (set.at_once)(Form::Rows) > 0) {
+        let at_once = (set.at_once)(Form::Rows);
+        for k_blocks in [1, 15, 16, 17, 18, 32, 33, 49, 90] {
+            let case = Case::new(Form::Rows, None, k_blocks, 11);
+            let want = bits(&case.run(PORTABLE, 0, ROWS_MAX));
+            for count in [1, 5, 16, 17, 31, 32] {
+                let got = bits(&case.run_by(set, 0, count, at_once));
+                assert!(got == want[..count * 32], "{}, {count} rows of {k_blocks} lines", set.name);
             }
         }
     }
