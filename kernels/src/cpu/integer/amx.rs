@@ -7,9 +7,9 @@
 //!
 //! - One scale per row ([`Form::Rows`]): the sums stay in tiles over all k, of which a tile holds 64 values, or over a part of it, and
 //!   wait in C between two parts.
-//! - Blocks: each line of 32 values has a scale, so its sums leave their tile for the same f32 additions as elsewhere, which take longer
-//!   than the tile product. Those of some lines ([`TOGETHER`]) are made while the next lines' products run. Weights of 4 and 6 bits are expanded
-//!   for [`LINES`] lines at a time, once for both tile rows; C waits in memory between.
+//! - Blocks: each line of 32 values has a scale, so its sums leave their tiles for the same f32 additions as elsewhere. On the machine that
+//!   was measured, additions and tile operations do not overlap (beside tiles one vector unit of two works), so some lines are multiplied first and
+//!   added then: as many as have 16 KiB of sums. Weights of 4 and 6 bits are expanded for [`LINES`] lines at a time; C waits in memory between.
 //!
 //! Groups of fewer than [`ROWS_MIN`] rows, whose time is that of reading the weights, are left to `vnni.rs`.
 
@@ -23,11 +23,13 @@ use crate::blocks::LINE;
 /// Fewest rows of a group that are multiplied in tiles.
 const ROWS_MIN: usize = 5;
 /// Lines that are expanded at a time: 8 KiB.
-const LINES: usize = 16;
-/// Lines whose sums leave their tiles together: C is read and written once for all of them.
-const TOGETHER: usize = 4;
+const LINES: usize = 8;
+/// Most products of a tile with a line, or with half of one, whose sums wait for their additions.
+const JOBS_MAX: usize = 4;
 /// Rows of a tile.
 const TILE: usize = 16;
+/// Sums of a tile: sixteen rows and columns.
+const TILE_SUMS: usize = TILE * 16;
 
 /// Kernel for weights in `form`.
 pub(super) fn kernel(form: Form) -> IntegerFn {
@@ -36,22 +38,23 @@ pub(super) fn kernel(form: Form) -> IntegerFn {
 
 fn kernel_on<T: Tiles>(form: Form) -> IntegerFn {
     let Form::Blocks(layout) = form else { return rows::<T> };
+    // Lines that are added together: `JOBS_MAX` products of lines, or of the halves of them.
     if layout.codes {
-        return blocks::<T, 4, 0, false, true>;
+        return blocks::<T, 4, 0, 4, false, true>;
     }
     match (layout.bits, layout.subs, layout.minimum) {
         (8, ..) if layout.zero > 0 => vnni::kernel(form),
-        (4, 0, false) => blocks::<T, 4, 0, false, false>,
-        (4, 0, true) => blocks::<T, 4, 0, true, false>,
-        (4, 1, true) => blocks::<T, 4, 1, true, false>,
-        (4, 2, false) => blocks::<T, 4, 2, false, false>,
-        (4, 2, true) => blocks::<T, 4, 2, true, false>,
-        (6, 0, false) => blocks::<T, 6, 0, false, false>,
-        (6, 0, true) => blocks::<T, 6, 0, true, false>,
-        (6, 1, true) => blocks::<T, 6, 1, true, false>,
-        (6, 2, false) => blocks::<T, 6, 2, false, false>,
-        (8, 0, false) => blocks::<T, 8, 0, false, false>,
-        (8, 1, false) => blocks::<T, 8, 1, false, false>,
+        (4, 0, false) => blocks::<T, 4, 0, 4, false, false>,
+        (4, 0, true) => blocks::<T, 4, 0, 4, true, false>,
+        (4, 1, true) => blocks::<T, 4, 1, 4, true, false>,
+        (4, 2, false) => blocks::<T, 4, 2, 2, false, false>,
+        (4, 2, true) => blocks::<T, 4, 2, 2, true, false>,
+        (6, 0, false) => blocks::<T, 6, 0, 4, false, false>,
+        (6, 0, true) => blocks::<T, 6, 0, 4, true, false>,
+        (6, 1, true) => blocks::<T, 6, 1, 4, true, false>,
+        (6, 2, false) => blocks::<T, 6, 2, 2, false, false>,
+        (8, 0, false) => blocks::<T, 8, 0, 4, false, false>,
+        (8, 1, false) => blocks::<T, 8, 1, 4, false, false>,
         _ => vnni::kernel(form),
     }
 }
@@ -64,12 +67,13 @@ trait Tiles {
     /// `rows` is 1 to 32, `words` 1 to 16; the machine has AMX-INT8, where these are its own.
     unsafe fn configure(rows: usize, words: usize);
 
-    /// Sums of one tile row (the second if `SECOND`) times sixteen columns.
+    /// Sums of all rows times 32 columns for some lines, or halves of lines: `[jobs][2 tile rows][2 groups of columns][16][16]`. What lies
+    /// beyond the rows is not written.
     ///
     /// # Safety
-    /// Prepared for `of`. `a` is valid for the rows of the tile at `LINE` bytes each, `b` for `of.words` rows of 64 bytes at `stride`
-    /// bytes, `sums` for one row of sixteen for each row of the tile.
-    unsafe fn line<const SECOND: bool>(of: Shape, a: *const i8, b: *const u8, stride: usize, sums: *mut i32);
+    /// Prepared for `of`. There is at least one job, whose `a` is valid for the rows at `LINE` bytes each and whose `b` for `of.words` quads of 128
+    /// bytes; `sums` has room for those of each job.
+    unsafe fn lines(of: Shape, jobs: &[Job], sums: *mut i32);
 
     /// Sums of a group times 32 columns over `pairs · 64` values of k, from those in `sums` on if `resume`.
     ///
@@ -86,6 +90,16 @@ struct Shape {
     words: usize,
 }
 
+/// A line, or half of one, of A and of the panel.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Job {
+    /// Activations, `[rows]` at `LINE` bytes.
+    a: *const i8,
+    /// Weights, `[quads][32 columns][4]`.
+    b: *const u8,
+}
+
 /// The machine's own tiles.
 struct Machine;
 
@@ -98,32 +112,88 @@ impl Tiles for Machine {
     }
 
     /// # Safety
-    /// As [`Tiles::line`].
-    #[inline(always)]
-    unsafe fn line<const SECOND: bool>(_: Shape, a: *const i8, b: *const u8, stride: usize, sums: *mut i32) {
-        macro_rules! line {
-            ($sum:literal, $a:literal) => {
-                // SAFETY: the caller's promise about A, B, the sums and the configuration.
+    /// As [`Tiles::lines`].
+    unsafe fn lines(of: Shape, jobs: &[Job], sums: *mut i32) {
+        // A store whose tile is not ready holds up what follows, so that each waits for later products: three where there are two tile rows.
+        macro_rules! lines {
+            ($first:expr, $step:expr, $end:expr) => {
+                // SAFETY: the caller's promise about the jobs, the sums and the configuration.
                 unsafe {
                     std::arch::asm!(
-                        concat!("tilezero tmm", $sum),
-                        concat!("tileloadd tmm", $a, ", [{a} + {line}*1]"),
-                        "tileloadd tmm6, [{b} + {stride}*1]",
-                        concat!("tdpbssd tmm", $sum, ", tmm", $a, ", tmm6"),
-                        concat!("tilestored [{sums} + {row}*1], tmm", $sum),
-                        a = in(reg) a,
-                        b = in(reg) b,
-                        sums = in(reg) sums,
+                        $first,
+                        "dec {count}",
+                        "jz 3f",
+                        "2:",
+                        $step,
+                        "dec {count}",
+                        "jnz 2b",
+                        "3:",
+                        $end,
+                        job = inout(reg) jobs.as_ptr() => _,
+                        count = inout(reg) jobs.len() => _,
+                        sums = inout(reg) sums => _,
+                        a = out(reg) _,
+                        b = out(reg) _,
                         line = in(reg) LINE,
-                        stride = in(reg) stride,
+                        quad = in(reg) 128usize,
                         row = in(reg) 64usize,
-                        out("tmm0") _, out("tmm2") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                         options(nostack),
                     );
                 }
             };
         }
-        if SECOND { line!(2, 5) } else { line!(0, 4) }
+        // Each product is followed by the store of an earlier one; those of the job before lie below its last one.
+        macro_rules! tall {
+            ($one:literal, $two:literal, $three:literal) => {
+                concat!(
+                    "mov {a}, [{job}]\nmov {b}, [{job} + 8]\nadd {job}, 16\n",
+                    "tileloadd tmm4, [{a} + {line}*1]\ntileloadd tmm6, [{b} + {quad}*1]\n",
+                    "tilezero tmm0\ntdpbssd tmm0, tmm4, tmm6\n",
+                    $one,
+                    "tileloadd tmm5, [{a} + {line}*1 + 512]\ntilezero tmm2\ntdpbssd tmm2, tmm5, tmm6\n",
+                    $two,
+                    "tileloadd tmm7, [{b} + {quad}*1 + 64]\ntilezero tmm1\ntdpbssd tmm1, tmm4, tmm7\n",
+                    $three,
+                    "tilezero tmm3\ntdpbssd tmm3, tmm5, tmm7\n",
+                    "tilestored [{sums} + {row}*1], tmm0\n",
+                )
+            };
+        }
+        macro_rules! short {
+            ($one:literal) => {
+                concat!(
+                    "mov {a}, [{job}]\nmov {b}, [{job} + 8]\nadd {job}, 16\n",
+                    "tileloadd tmm4, [{a} + {line}*1]\ntileloadd tmm6, [{b} + {quad}*1]\n",
+                    "tilezero tmm0\ntdpbssd tmm0, tmm4, tmm6\n",
+                    $one,
+                    "tileloadd tmm7, [{b} + {quad}*1 + 64]\ntilezero tmm1\ntdpbssd tmm1, tmm4, tmm7\n",
+                    "tilestored [{sums} + {row}*1], tmm0\n",
+                )
+            };
+        }
+        if of.rows > TILE {
+            lines!(
+                tall!("", "", ""),
+                tall!(
+                    "tilestored [{sums} + {row}*1 + 2048], tmm2\n",
+                    "tilestored [{sums} + {row}*1 + 1024], tmm1\n",
+                    "tilestored [{sums} + {row}*1 + 3072], tmm3\nadd {sums}, 4096\n"
+                ),
+                concat!(
+                    "tilestored [{sums} + {row}*1 + 2048], tmm2\n",
+                    "tilestored [{sums} + {row}*1 + 1024], tmm1\n",
+                    "tilestored [{sums} + {row}*1 + 3072], tmm3",
+                )
+            );
+        } else {
+            lines!(
+                short!(""),
+                short!("tilestored [{sums} + {row}*1 + 1024], tmm1\nadd {sums}, 4096\n"),
+                "tilestored [{sums} + {row}*1 + 1024], tmm1"
+            );
+        }
     }
 
     /// # Safety
@@ -214,9 +284,8 @@ impl Tiles for Machine {
     }
 }
 
-/// Sums of some lines, or of the halves of them. The size keeps two of these from the same places of a page, which stores and loads would
-/// take for each other.
-type Sums = Aligned<[i32; TOGETHER * 2 * 16 * TILE + 512]>;
+/// Sums of [`JOBS_MAX`] jobs, in the order of [`Tiles::lines`].
+type Sums = Aligned<[i32; JOBS_MAX * 4 * TILE_SUMS]>;
 
 /// Memory aligned to the lines of the cache.
 #[repr(C, align(64))]
@@ -279,12 +348,19 @@ unsafe fn rows<T: Tiles>(p: &IntegerProduct) {
     }
 }
 
-/// Product with blocks of `BITS` bits.
+/// Product with blocks of `BITS` bits, `TOGETHER` lines of which are multiplied and then added.
 ///
 /// # Safety
 /// As [`super::IntegerFn`], with AVX-512 F, BW and VNNI and what `T` needs.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn blocks<T: Tiles, const BITS: u8, const SUBS: usize, const MINIMUM: bool, const CODES: bool>(
+unsafe fn blocks<
+    T: Tiles,
+    const BITS: u8,
+    const SUBS: usize,
+    const TOGETHER: usize,
+    const MINIMUM: bool,
+    const CODES: bool,
+>(
     p: &IntegerProduct,
 ) {
     if p.rows < ROWS_MIN {
@@ -297,35 +373,36 @@ unsafe fn blocks<T: Tiles, const BITS: u8, const SUBS: usize, const MINIMUM: boo
     unsafe { T::configure(shape.rows, shape.words) };
     let (scaled, head_bytes) = (p.form.layout().lines, p.form.head_bytes());
     let (sub_bytes, line_bytes) = (p.form.sub_bytes(), p.form.line_bytes());
-    let mut wide = Aligned([[0u8; 512]; LINES]);
-    for group in 0..2 {
-        let (mut head, mut next, mut left) = (p.panel, p.panel, 0);
-        for first in (0..p.k_blocks).step_by(LINES) {
-            let count = LINES.min(p.k_blocks - first);
-            let mut places = [Place { head, line: next, values: next }; LINES];
-            for (place, wide) in places[..count].iter_mut().zip(&mut wide.0) {
-                if left == 0 {
-                    (head, next, left) = (next, next.wrapping_add(head_bytes), scaled);
-                }
-                // SAFETY: the values of a line of the panel.
-                let values = unsafe { expand::<BITS, CODES>(p.form, next.wrapping_add(sub_bytes), group, wide) };
-                *place = Place { head, line: next, values };
-                (next, left) = (next.wrapping_add(line_bytes), left - 1);
+    let mut wide = Aligned([[0u8; LINE * COLUMNS]; LINES]);
+    let (mut head, mut next, mut left) = (p.panel, p.panel, 0);
+    for first in (0..p.k_blocks).step_by(LINES) {
+        let count = LINES.min(p.k_blocks - first);
+        let mut places = [Place { head, line: next, values: next }; LINES];
+        for (place, wide) in places[..count].iter_mut().zip(&mut wide.0) {
+            if left == 0 {
+                (head, next, left) = (next, next.wrapping_add(head_bytes), scaled);
             }
-            let part = Part { p, shape, group, first, places: &places[..count] };
-            // SAFETY: the rows, lines and columns exist; the tiles are prepared for them.
-            unsafe {
-                part.tile::<T, false, BITS, SUBS, MINIMUM, CODES>();
-                if p.rows > TILE {
-                    part.tile::<T, true, BITS, SUBS, MINIMUM, CODES>();
-                }
+            // SAFETY: the values of a line of the panel.
+            let values = unsafe { expand::<BITS, CODES>(p.form, next.wrapping_add(sub_bytes), wide) };
+            *place = Place { head, line: next, values };
+            (next, left) = (next.wrapping_add(line_bytes), left - 1);
+        }
+        let part = Part { p, shape, first, places: &places[..count] };
+        let whole = count - count % TOGETHER;
+        // SAFETY: the lines exist; the tiles are prepared for them.
+        unsafe {
+            for from in (0..whole).step_by(TOGETHER) {
+                part.lines::<T, TOGETHER, SUBS, MINIMUM, CODES>(from);
+            }
+            for from in whole..count {
+                part.lines::<T, 1, SUBS, MINIMUM, CODES>(from);
             }
         }
     }
 }
 
-/// Signed weights of sixteen columns of a line: where they lie in the panel if those are bytes, else `out`, to which they are written as
-/// `[8 quads][16 columns][4]`. Fetches what follows in the panel.
+/// Signed weights of a line, `[8 quads][32 columns][4]`: where they lie in the panel if those are bytes, else `out`, to which they are written.
+/// Fetches what follows in the panel.
 ///
 /// # Safety
 /// `values` is valid for those of a line; AVX-512 F and BW.
@@ -334,31 +411,29 @@ unsafe fn blocks<T: Tiles, const BITS: u8, const SUBS: usize, const MINIMUM: boo
 unsafe fn expand<const BITS: u8, const CODES: bool>(
     form: Form,
     values: *const u8,
-    group: usize,
-    out: &mut [u8; 512],
+    out: &mut [u8; LINE * COLUMNS],
 ) -> *const u8 {
+    (0..LINE * COLUMNS * BITS as usize / 512).for_each(|i| ahead(values.wrapping_add(i * 64)));
     if BITS == 8 {
-        (0..8).for_each(|quad| ahead(values.wrapping_add(quad * 128 + group * 64)));
-        return values.wrapping_add(group * 64);
-    }
-    let (low, high) = (values.wrapping_add(group * 256), values.wrapping_add(512 + group * 128));
-    (0..4).for_each(|i| ahead(low.wrapping_add(i * 64)));
-    if BITS == 6 {
-        (0..2).for_each(|i| ahead(high.wrapping_add(i * 64)));
+        return values;
     }
     let zero = _mm512_set1_epi8(form.layout().zero as i8);
-    for (half, out) in out.as_chunks_mut::<256>().0.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        let quads = unsafe { unpack::<BITS, CODES>(low, high, half) };
-        for (quad, out) in quads.into_iter().zip(out.as_chunks_mut::<64>().0) {
-            // SAFETY: 64 bytes.
-            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_sub_epi8(quad, zero)) };
+    for group in 0..2 {
+        let (low, high) = (values.wrapping_add(group * 256), values.wrapping_add(512 + group * 128));
+        for half in 0..2 {
+            // SAFETY: the caller's promise.
+            let quads = unsafe { unpack::<BITS, CODES>(low, high, half) };
+            for (i, quad) in quads.into_iter().enumerate() {
+                let to = out[(half * 4 + i) * 128 + group * 64..].first_chunk_mut::<64>().expect("a quad");
+                // SAFETY: 64 bytes.
+                unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_sub_epi8(quad, zero)) };
+            }
         }
     }
     out.as_ptr()
 }
 
-/// Addresses of a line: its scales and minima, its sub-scales, and the signed weights of sixteen columns.
+/// Addresses of a line: its scales and minima, its sub-scales, and its signed weights.
 #[derive(Clone, Copy)]
 struct Place {
     head: *const u8,
@@ -366,153 +441,144 @@ struct Place {
     values: *const u8,
 }
 
-/// Some lines of a product, for sixteen columns.
+/// Some lines of a product.
 struct Part<'a> {
     p: &'a IntegerProduct,
     shape: Shape,
-    group: usize,
     /// Number of the first line.
     first: usize,
     places: &'a [Place],
 }
 
 impl Part<'_> {
-    /// Adds the lines' products with one tile row (the second if `SECOND`) to C, or begins C with them.
+    /// Adds the products of `N` lines from number `from` of the part on to C, or begins C with them.
     ///
     /// # Safety
-    /// As [`super::IntegerFn`], and the tile row exists; `T` is prepared for the shape; AVX-512 F.
+    /// As [`super::IntegerFn`]; the lines exist; `T` is prepared for the shape; AVX-512 F.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn tile<
-        T: Tiles,
-        const SECOND: bool,
-        const BITS: u8,
-        const SUBS: usize,
-        const MINIMUM: bool,
-        const CODES: bool,
-    >(
-        &self,
-    ) {
-        let whole = self.places.len() / TOGETHER;
-        // Sums of lines of which one set is made while the other is read; what lies beyond a tile's rows is never read.
-        let mut memory = [const { std::mem::MaybeUninit::<Sums>::uninit() }; 2];
-        let [one, other] = memory.each_mut().map(|sums| sums.as_mut_ptr().cast::<i32>());
-        let sums = |i: usize| if i.is_multiple_of(2) { one } else { other };
-        // SAFETY: the caller's promise; the lines exist, and the sums that are added were made before.
-        unsafe {
-            if whole > 0 {
-                self.multiply::<T, TOGETHER, SECOND, BITS, SUBS>(0, one);
-            }
-            for i in 0..whole {
-                if i + 1 < whole {
-                    self.multiply::<T, TOGETHER, SECOND, BITS, SUBS>((i + 1) * TOGETHER, sums(i + 1));
-                }
-                self.add::<TOGETHER, SECOND, SUBS, MINIMUM, CODES>(i * TOGETHER, sums(i));
-            }
-            for line in whole * TOGETHER..self.places.len() {
-                self.multiply::<T, 1, SECOND, BITS, SUBS>(line, one);
-                self.add::<1, SECOND, SUBS, MINIMUM, CODES>(line, one);
-            }
-        }
-    }
-
-    /// Sums of `N` lines from number `from` of the part on: `[lines][halves][16 rows][16]`.
-    ///
-    /// # Safety
-    /// As [`Self::tile`]; the lines exist, and `sums` has room for a [`Sums`].
-    #[inline(always)]
-    unsafe fn multiply<T: Tiles, const N: usize, const SECOND: bool, const BITS: u8, const SUBS: usize>(
+    unsafe fn lines<T: Tiles, const N: usize, const SUBS: usize, const MINIMUM: bool, const CODES: bool>(
         &self,
         from: usize,
-        sums: *mut i32,
     ) {
-        let (p, stride, halves) = (self.p, if BITS == 8 { 128 } else { 64 }, SUBS.max(1));
-        let row = if SECOND { TILE } else { 0 };
-        for i in 0..N {
-            let a = p.a.wrapping_add(((self.first + from + i) * p.rows + row) * LINE);
-            let b = self.places[from + i].values;
+        let (p, halves) = (self.p, SUBS.max(1));
+        let mut jobs = [Job { a: p.a, b: p.panel }; JOBS_MAX];
+        for (i, place) in self.places[from..from + N].iter().enumerate() {
+            let a = p.a.wrapping_add((self.first + from + i) * p.rows * LINE);
             for half in 0..halves {
-                let (a, b) = (a.wrapping_add(half * 16), b.wrapping_add(half * 4 * stride));
-                let sums = sums.wrapping_add((i * halves + half) * 16 * TILE);
-                // SAFETY: the line exists in A and in the panel; `sums` has sixteen rows.
-                unsafe { T::line::<SECOND>(self.shape, a, b, stride, sums) };
+                jobs[i * halves + half] =
+                    Job { a: a.wrapping_add(half * LINE / 2), b: place.values.wrapping_add(half * LINE * COLUMNS / 2) };
+            }
+        }
+        // What lies beyond a tile's rows is never read.
+        let mut sums = std::mem::MaybeUninit::<Sums>::uninit();
+        let sums = sums.as_mut_ptr().cast::<i32>();
+        // SAFETY: the lines exist in A and in the panel, and the sums that are added were made before.
+        unsafe {
+            T::lines(self.shape, &jobs[..N * halves], sums);
+            for row in (0..p.rows).step_by(TILE) {
+                let of_rows = sums.wrapping_add(row / TILE * 2 * TILE_SUMS);
+                if SUBS == 0 {
+                    self.add::<N, 2, SUBS, MINIMUM, CODES>(from, row, 0, of_rows);
+                } else {
+                    self.add::<N, 1, SUBS, MINIMUM, CODES>(from, row, 0, of_rows);
+                    self.add::<N, 1, SUBS, MINIMUM, CODES>(from, row, 1, of_rows.wrapping_add(TILE_SUMS));
+                }
             }
         }
     }
 
-    /// Adds the sums of `N` lines to C, times their scales, row by row.
+    /// Adds the sums of `N` lines to C, times their scales, for sixteen rows from `first_row` on and `GROUPS` groups of sixteen columns from
+    /// number `group` on.
     ///
     /// # Safety
-    /// As [`Self::tile`]; the lines exist.
+    /// As [`Self::lines`]; the rows and groups exist.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn add<const N: usize, const SECOND: bool, const SUBS: usize, const MINIMUM: bool, const CODES: bool>(
+    unsafe fn add<const N: usize, const GROUPS: usize, const SUBS: usize, const MINIMUM: bool, const CODES: bool>(
         &self,
         from: usize,
+        first_row: usize,
+        group: usize,
         sums: *const i32,
     ) {
-        let (p, column, halves_count) = (self.p, self.group * 16, SUBS.max(1));
-        let first_row = if SECOND { TILE } else { 0 };
+        let (p, column, halves_count) = (self.p, group * 16, SUBS.max(1));
         let places: &[Place; N] = self.places[from..].first_chunk().expect("lines that exist");
         let zero = _mm512_setzero_ps();
-        let (mut scale, mut subs, mut minimum, mut sub_minima) = ([zero; N], [[zero; 2]; N], [zero; N], [[zero; 2]; N]);
+        let (mut scale, mut subs) = ([[zero; GROUPS]; N], [[[zero; 2]; GROUPS]; N]);
+        let (mut minimum, mut sub_minima) = (scale, subs);
         for (i, place) in places.iter().enumerate() {
-            // SAFETY: the head has 32 scales, and as many minima behind them if the format has any; a line begins with its sub-scales, and
-            // sub-minima behind them.
-            unsafe {
-                scale[i] = scales::<CODES>(place.head.wrapping_add(column * 2));
-                if MINIMUM {
-                    minimum[i] = scales::<false>(place.head.wrapping_add(64 + column * 2));
-                }
-                for half in 0..SUBS {
-                    subs[i][half] = factors::<true>(place.line.wrapping_add(half * COLUMNS + column));
+            for g in 0..GROUPS {
+                let column = column + g * 16;
+                // SAFETY: the head has 32 scales, and as many minima behind them if the format has any; a line begins with its sub-scales, and
+                // sub-minima behind them.
+                unsafe {
+                    scale[i][g] = scales::<CODES>(place.head.wrapping_add(column * 2));
                     if MINIMUM {
-                        sub_minima[i][half] =
-                            factors::<false>(place.line.wrapping_add((SUBS + half) * COLUMNS + column));
+                        minimum[i][g] = scales::<false>(place.head.wrapping_add(64 + column * 2));
+                    }
+                    for half in 0..SUBS {
+                        subs[i][g][half] = factors::<true>(place.line.wrapping_add(half * COLUMNS + column));
+                        if MINIMUM {
+                            sub_minima[i][g][half] =
+                                factors::<false>(place.line.wrapping_add((SUBS + half) * COLUMNS + column));
+                        }
                     }
                 }
             }
         }
         let begins = self.first == 0 && from == 0;
-        let rows = if SECOND { p.rows - TILE } else { p.rows.min(TILE) };
         let at = (self.first + from) * p.rows + first_row;
         let (mut to, mut of_rows) = (p.c.wrapping_add(first_row * COLUMNS + column), sums);
         let (mut x_scales, mut x_sums) = (p.scales.wrapping_add(at), p.sums.wrapping_add(at));
-        for _ in 0..rows {
-            // SAFETY: sixteen columns of a row of C.
-            let mut c = if begins { _mm512_setzero_ps() } else { unsafe { _mm512_loadu_ps(to) } };
-            for i in 0..N {
-                let mut of = [zero; 2];
-                for (half, of) in of[..halves_count].iter_mut().enumerate() {
-                    let from = of_rows.wrapping_add((i * halves_count + half) * 16 * TILE);
-                    // SAFETY: sixteen sums of a row.
-                    *of = _mm512_cvtepi32_ps(unsafe { _mm512_load_si512(from.cast()) });
-                }
-                let sum = match SUBS {
-                    0 => of[0],
-                    1 => _mm512_mul_ps(of[0], subs[i][0]),
-                    _ => _mm512_fmadd_ps(of[1], subs[i][1], _mm512_mul_ps(of[0], subs[i][0])),
-                };
-                // SAFETY: the row has a scale for each line.
-                let x_scale = _mm512_set1_ps(unsafe { *x_scales.wrapping_add(i * p.rows) });
-                c = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale[i], x_scale), c);
-                if MINIMUM {
-                    // SAFETY: and the sums of the line's halves.
-                    let [one, other] = halves(unsafe { *x_sums.wrapping_add(i * p.rows) });
-                    let whole = _mm512_set1_ps((one + other) as f32);
-                    let of_x = match SUBS {
-                        0 => whole,
-                        1 => _mm512_mul_ps(sub_minima[i][0], whole),
-                        _ => {
-                            let first = _mm512_mul_ps(sub_minima[i][0], _mm512_set1_ps(one as f32));
-                            _mm512_fmadd_ps(sub_minima[i][1], _mm512_set1_ps(other as f32), first)
-                        }
-                    };
-                    c = _mm512_fmadd_ps(of_x, _mm512_mul_ps(minimum[i], x_scale), c);
+        for _ in first_row..p.rows.min(first_row + TILE) {
+            let mut c = [zero; GROUPS];
+            if !begins {
+                for (g, c) in c.iter_mut().enumerate() {
+                    // SAFETY: sixteen columns of a row of C.
+                    *c = unsafe { _mm512_loadu_ps(to.wrapping_add(g * 16)) };
                 }
             }
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(to, c) };
+            for i in 0..N {
+                // SAFETY: the row has a scale for each line.
+                let x_scale = _mm512_set1_ps(unsafe { *x_scales.wrapping_add(i * p.rows) });
+                let mut x_halves = [0, 0];
+                if MINIMUM {
+                    // SAFETY: and the sums of the line's halves.
+                    x_halves = halves(unsafe { *x_sums.wrapping_add(i * p.rows) });
+                }
+                for (g, c) in c.iter_mut().enumerate() {
+                    let mut of = [zero; 2];
+                    for (half, of) in of[..halves_count].iter_mut().enumerate() {
+                        let from = of_rows.wrapping_add(((i * halves_count + half) * 4 + g) * TILE_SUMS);
+                        // SAFETY: sixteen sums of a row.
+                        *of = _mm512_cvtepi32_ps(unsafe { _mm512_load_si512(from.cast()) });
+                    }
+                    let sum = match SUBS {
+                        0 => of[0],
+                        1 => _mm512_mul_ps(of[0], subs[i][g][0]),
+                        _ => _mm512_fmadd_ps(of[1], subs[i][g][1], _mm512_mul_ps(of[0], subs[i][g][0])),
+                    };
+                    *c = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale[i][g], x_scale), *c);
+                    if MINIMUM {
+                        let [one, other] = x_halves;
+                        let whole = _mm512_set1_ps((one + other) as f32);
+                        let of_x = match SUBS {
+                            0 => whole,
+                            1 => _mm512_mul_ps(sub_minima[i][g][0], whole),
+                            _ => {
+                                let first = _mm512_mul_ps(sub_minima[i][g][0], _mm512_set1_ps(one as f32));
+                                _mm512_fmadd_ps(sub_minima[i][g][1], _mm512_set1_ps(other as f32), first)
+                            }
+                        };
+                        *c = _mm512_fmadd_ps(of_x, _mm512_mul_ps(minimum[i][g], x_scale), *c);
+                    }
+                }
+            }
+            for (g, c) in c.into_iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { _mm512_storeu_ps(to.wrapping_add(g * 16), c) };
+            }
             (to, of_rows) = (to.wrapping_add(COLUMNS), of_rows.wrapping_add(16));
             (x_scales, x_sums) = (x_scales.wrapping_add(1), x_sums.wrapping_add(1));
         }
@@ -549,12 +615,16 @@ pub(super) mod model {
         unsafe fn configure(_: usize, _: usize) {}
 
         /// # Safety
-        /// As [`Tiles::line`].
-        unsafe fn line<const SECOND: bool>(of: Shape, a: *const i8, b: *const u8, stride: usize, sums: *mut i32) {
-            let rows = if SECOND { of.rows - TILE } else { of.rows.min(TILE) };
-            for at in 0..rows * 16 {
-                // SAFETY: the caller's promise.
-                unsafe { sums.add(at).write(dot(a.add(at / 16 * LINE), b, stride, of.words, at % 16)) };
+        /// As [`Tiles::lines`].
+        unsafe fn lines(of: Shape, jobs: &[Job], sums: *mut i32) {
+            for (i, job) in jobs.iter().enumerate() {
+                for at in 0..of.rows * COLUMNS {
+                    let (row, column) = (at / COLUMNS, at % COLUMNS);
+                    let tile = (i * 2 + row / TILE) * 2 + column / 16;
+                    let to = tile * TILE_SUMS + row % TILE * 16 + column % 16;
+                    // SAFETY: the caller's promise.
+                    unsafe { sums.add(to).write(dot(job.a.add(row * LINE), job.b, 128, of.words, column)) };
+                }
             }
         }
 
