@@ -302,6 +302,7 @@ mod tests {
                     ("auth", "pepper_env"),
                     ("jwt", "jwks_file"),
                     ("pools", "workers"),
+                    ("pools", "gpu_memory_share"),
                     ("pools", "replica_command"),
                     ("providers", "key_env"),
                     ("providers", "key_file"),

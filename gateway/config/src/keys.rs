@@ -319,7 +319,7 @@ pub const KEYS: &[Key] = &[
     key("pools", "json_separators", "\"compact\"", "Blanks of JSON that an answer is held to: compact has none; spaced has one behind each comma and colon, as most models were trained to write it. A small model answers better under spaced."),
     key("pools", "foreign_reasoning", "\"refuse\"", "Thinking blocks of the Anthropic API that come back with a signature that no gateway of this store made for that text, key and model: refuse (400, as Anthropic's API does), or drop (leave them out of the prompt, where a model has providers beside the pool)."),
     key("pools", "workers", "1", "Number of local worker processes of the pool, on disjoint cores."),
-    optional("pools", "connect", "[\"unix:///run/penstock/worker.sock\"]", "Instead of workers: addresses of workers that are started elsewhere, unix://PATH or tcp://HOST:PORT."),
+    optional("pools", "connect", "[\"unix:///run/penstock/worker.sock\"]", "Instead of workers: addresses of workers that are started elsewhere, unix://PATH or tcp://HOST:PORT. Their settings (threads, device, quantize, memory for KV, context_tokens and others) are on their own command lines: penstock worker --help."),
     optional("pools", "key_file", "\"/run/secrets/pool\"", "File with the secret that the gateway and workers on TCP share."),
     optional("pools", "tls_certificate", "\"/etc/penstock/gateway.pem\"", "Certificate chain (PEM) shown to workers on TCP: with tls_key and tls_ca, connections to them are TLS with certificates at both ends (penstock worker --tls-certificate)."),
     optional("pools", "tls_key", "\"/etc/penstock/gateway-key.pem\"", "Private key (PEM) of tls_certificate."),

@@ -45,7 +45,7 @@ pub(super) fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
     let workers = table.number("workers", 1..=WORKERS_MAX as u64) as usize;
     let replicas = replicas(table, workers, connect.len());
     let (replicas_follow, connected) = (replicas.follow, !connect.is_empty());
-    PoolConfig {
+    let pool = PoolConfig {
         id: table.text("id").unwrap_or_else(|| default_id(model.as_deref())),
         model,
         adapters: adapters(table),
@@ -102,7 +102,39 @@ pub(super) fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
         on_demand: on_demand(table, replicas_follow, connected),
         replicas,
         record: table.text("record").map(PathBuf::from),
+    };
+    if connected {
+        of_workers(&pool).for_each(|(key, option)| table.fault(key, elsewhere(option)));
     }
+    pool
+}
+
+/// Keys of a pool that are set to another value than their default and that nothing but its own workers reads, each with the option of
+/// `penstock worker` that stands for it (empty: there is none).
+fn of_workers(pool: &PoolConfig) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let keys = [
+        ("threads", "--threads", pool.threads > 0),
+        ("device", "--device", pool.device != DeviceChoice::Auto),
+        (QUANTIZE.key, QUANTIZE.flag, pool.quantize != QUANTIZE.names[0]),
+        (KV_FORMAT.key, KV_FORMAT.flag, pool.kv_format != KV_FORMAT.names[0]),
+        ("path", "--path", pool.path != "auto"),
+        ("context_tokens", "--context", pool.context_tokens > 0),
+        ("kv_bytes_max", "--kv-bytes", pool.kv_bytes_max > 0),
+        ("gpu_memory_share", "--gpu-memory-share", pool.gpu_memory_millionths.is_some()),
+        ("sequences_max", "--sequences", pool.sequences_max > 0),
+        ("prompt_lookup", "--prompt-lookup", pool.prompt_lookup > 0),
+        ("shared_weights", "", !pool.shared_weights),
+    ];
+    keys.into_iter().filter(|(.., is_set)| *is_set).map(|(key, option, _)| (key, option))
+}
+
+/// Fault of a setting of workers in a pool whose workers are started elsewhere. `option`: what stands for it on their command line.
+fn elsewhere(option: &str) -> String {
+    let instead = match option {
+        "" => "those share no weights through this gateway".to_owned(),
+        option => format!("theirs is on their own command line: penstock worker {option}"),
+    };
+    format!("is for workers that are started here, not those of connect; {instead}")
 }
 
 /// Applies the command line's pool options; they need a config with exactly one pool.
@@ -141,6 +173,21 @@ pub(super) fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides
         Some(Ok(device)) => pool.device = device,
         Some(Err(message)) => document.fault_at("--device", "", message),
         None => {}
+    }
+    if !pool.connect.is_empty() {
+        let given = [
+            ("--threads", threads.is_some()),
+            ("--device", device.is_some()),
+            (QUANTIZE.flag, quantize.is_some()),
+            (KV_FORMAT.flag, kv_format.is_some()),
+            ("--path", path.is_some()),
+            ("--context", context_tokens.is_some()),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given);
+        given.for_each(|(option, _)| document.fault_at(option, "", elsewhere(option)));
+        if workers.is_some() {
+            document.fault_at("--workers", "", "the pool's workers are started elsewhere (connect)");
+        }
     }
     QUANTIZE.apply(document, quantize.as_ref(), &mut pool.quantize);
     KV_FORMAT.apply(document, kv_format.as_ref(), &mut pool.kv_format);
@@ -340,6 +387,63 @@ mod tests {
         for address in ["/run/a.sock", "tcp://10.0.0.7", "http://10.0.0.7:7070"] {
             assert!(connect(address).is_err_and(|faults| faults[0].contains("pools[0].connect")), "{address}");
         }
+    }
+
+    #[test]
+    fn settings_of_workers_are_for_those_that_are_started_here() {
+        let connect = "[[pools]]\nid = \"a\"\nconnect = [\"unix:/run/a.sock\"]\n";
+        let settings = [
+            ("threads = 2", "--threads"),
+            ("device = \"cpu\"", "--device"),
+            ("quantize = \"int8\"", "--quantize"),
+            ("kv_format = \"int8\"", "--kv-format"),
+            ("path = \"portable\"", "--path"),
+            ("context_tokens = 4096", "--context"),
+            ("kv_bytes_max = 1_000_000", "--kv-bytes"),
+            ("gpu_memory_share = 0.45", "--gpu-memory-share"),
+            ("sequences_max = 64", "--sequences"),
+            ("prompt_lookup = 4", "--prompt-lookup"),
+            ("shared_weights = false", "share no weights"),
+        ];
+        for (line, instead) in settings {
+            assert!(read(&format!("[[pools]]\nid = \"a\"\n{line}\n")).is_ok(), "{line}");
+            let faults = read(&format!("{connect}{line}\n")).expect_err(line);
+            let key = line.split(' ').next().expect("a key");
+            assert!(faults[0].starts_with(&format!("p.toml:4: pools[0].{key}: ")), "{faults:?}");
+            assert!(faults.len() == 1 && faults[0].contains(instead), "{faults:?}");
+        }
+        // Defaults that are written out say nothing, and the gateway's own keys have their effect.
+        let said = "quantize = \"none\"\nkv_format = \"bf16\"\ndevice = \"auto\"\npath = \"auto\"\nthreads = 0\nshared_weights = true\n";
+        let own = "task = \"generate\"\nqueue_max = 9\nkv_prefetch = false\nbalance = false\nprefill_workers = 1\nroles = \"follow\"\n";
+        let (said, own) = (format!("{connect}{said}"), format!("{connect}{own}"));
+        [said, own].iter().for_each(|text| drop(read(text).expect(text)));
+    }
+
+    #[test]
+    fn options_for_workers_are_refused_where_none_is_started_here() {
+        let given = |change: fn(&mut Overrides)| {
+            let mut overrides = Overrides::default();
+            change(&mut overrides);
+            let of =
+                |text: &str| load(Some(("p.toml", text)), &overrides, &|_| None).map_err(|faults| faults.to_string());
+            let here = of("[[pools]]\nid = \"a\"\n");
+            (here.is_ok(), of("[[pools]]\nid = \"a\"\nconnect = [\"unix:/run/a.sock\"]\n").err().unwrap_or_default())
+        };
+        let options: [(&str, fn(&mut Overrides)); 7] = [
+            ("--workers", |overrides| overrides.workers = Some(2)),
+            ("--threads", |overrides| overrides.threads = Some(2)),
+            ("--device", |overrides| overrides.device = Some("cpu".into())),
+            ("--quantize", |overrides| overrides.quantize = Some("int8".into())),
+            ("--kv-format", |overrides| overrides.kv_format = Some("int8".into())),
+            ("--path", |overrides| overrides.path = Some("portable".into())),
+            ("--context", |overrides| overrides.context_tokens = Some(512)),
+        ];
+        for (option, change) in options {
+            let (is_good_here, faults) = given(change);
+            assert!(is_good_here && faults.contains(option) && faults.contains("connect"), "{option}: {faults}");
+        }
+        let (_, named) = given(|overrides| overrides.name = Some("b".into()));
+        assert_eq!(named, "");
     }
 
     #[test]
