@@ -38,18 +38,7 @@ impl LocalWorkers {
     pub(super) fn prepare_state_dir(&self) -> Result<(), PoolConfigError> {
         let fail = |source| PoolConfigError::StateDir { path: self.state_dir.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&self.state_dir).map_err(fail)?;
-        let directory = fs::metadata(&self.state_dir).map_err(fail)?;
-        if directory.mode() & 0o022 != 0 {
-            return Err(fail(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "users other than the owner may write to the folder",
-            )));
-        }
-        let owner = directory.uid();
-        if owner != rustix::process::geteuid().as_raw() {
-            return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, "the folder belongs to another user")));
-        }
-        Ok(())
+        check_state_dir(&self.state_dir).map_err(fail)
     }
 
     /// Address of the socket on which the worker of that name listens.
@@ -80,6 +69,22 @@ impl LocalWorkers {
         add(self.identity.as_bytes());
         hash.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect()
     }
+}
+
+/// Checks that a state directory that exists may hold the sockets and leases of local workers: it is this user's, and nobody else may write to it.
+///
+/// # Errors
+/// The directory cannot be looked at, or is not safe.
+pub fn check_state_dir(path: &Path) -> io::Result<()> {
+    let denied = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    let directory = fs::metadata(path)?;
+    if directory.mode() & 0o022 != 0 {
+        return denied("users other than the owner may write to the folder");
+    }
+    if directory.uid() != rustix::process::geteuid().as_raw() {
+        return denied("the folder belongs to another user");
+    }
+    Ok(())
 }
 
 /// Clock ticks after boot at which a process began (`/proc/PID/stat`, field 22); `None` for a missing process or a zombie.
@@ -177,7 +182,13 @@ mod tests {
         for (bits, is_good) in [(0o700, true), (0o755, true), (0o775, false), (0o702, false), (0o1777, false)] {
             fs::set_permissions(&path, fs::Permissions::from_mode(bits)).expect("it is ours");
             assert_eq!(local(&path).prepare_state_dir().is_ok(), is_good, "{bits:o}");
+            assert_eq!(check_state_dir(&path).is_ok(), is_good, "{bits:o}");
         }
+        // One that the gateway makes in such a folder, as in a volume of a cluster, is its own.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o2777)).expect("it is ours");
+        assert!(local(&path).prepare_state_dir().is_err());
+        let _ = fs::remove_dir_all(path.join("state"));
+        local(&path.join("state")).prepare_state_dir().expect("made with a mode of its own");
     }
 
     #[test]

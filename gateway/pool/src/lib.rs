@@ -63,6 +63,7 @@ pub use config::{Follow, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, Re
 pub use copies::{Copies, SharedWeights};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent, needs};
+pub use lease::check_state_dir;
 pub use moves::{Cause as MoveCause, MoveError};
 pub use penstock_router::Needs;
 pub use status::{
