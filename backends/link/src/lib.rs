@@ -89,10 +89,20 @@ fn ready(stream: TcpStream) -> io::Result<TcpStream> {
 /// # Errors
 /// The operating system refuses an option of the socket.
 pub fn watch(stream: &TcpStream) -> io::Result<()> {
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, PROBE_AFTER)?;
-    sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
+    keep_alive(stream, PROBE_AFTER, PROBE_EVERY)?;
     sockopt::set_tcp_user_timeout(stream, VANISHED_MS)?;
+    Ok(())
+}
+
+/// Has the system probe a connection that was silent for `after`, and again every `every` (whole seconds), so that middleboxes do
+/// not forget it and a peer that is gone is noticed.
+///
+/// # Errors
+/// The operating system refuses an option of the socket.
+pub fn keep_alive(stream: &TcpStream, after: Duration, every: Duration) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, after)?;
+    sockopt::set_tcp_keepintvl(stream, every)?;
     Ok(())
 }
 
@@ -119,5 +129,16 @@ mod tests {
             let most = sockopt::tcp_user_timeout(&stream).expect("Linux says so");
             assert_eq!((first, next, most), (PROBE_AFTER, PROBE_EVERY, VANISHED_MS));
         }
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_kept_alive_at_the_times_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("it is bound")).await.expect("it listens");
+        let (after, every) = (Duration::from_secs(61), Duration::from_secs(16));
+        keep_alive(&stream, after, every).expect("a new connection");
+        assert!(sockopt::socket_keepalive(&stream).expect("Linux says so"));
+        let set = (sockopt::tcp_keepidle(&stream), sockopt::tcp_keepintvl(&stream));
+        assert_eq!(set, (Ok(after), Ok(every)));
     }
 }

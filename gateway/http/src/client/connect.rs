@@ -22,6 +22,11 @@ use super::target::{Place, Target};
 const ADDRESSES_FRESH: Duration = Duration::from_secs(30);
 /// Time for which resolved addresses are used if lookups fail.
 const ADDRESSES_STALE: Duration = Duration::from_secs(3600);
+/// Silence of a connection after which it is probed: an answer that is not streamed may be silent for ten minutes, and a NAT
+/// forgets a connection after 350 s (AWS), 600 s (Google) or sooner.
+const PROBE_AFTER: Duration = Duration::from_secs(60);
+/// Time between probes of a silent connection.
+const PROBE_EVERY: Duration = Duration::from_secs(15);
 /// Most addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 8;
 
@@ -71,6 +76,7 @@ impl Connector {
         };
         let tcp = self.tcp(host, port, limit).await?;
         tcp.set_nodelay(true)?;
+        penstock_link::keep_alive(&tcp, PROBE_AFTER, PROBE_EVERY)?;
         let Some((connector, name)) = &self.tls else { return Ok(Stream::Tcp(tcp)) };
         let tls = Box::pin(connector.connect(name.clone(), tcp)).await?;
         Ok(Stream::Tls(Box::new(tls)))
@@ -150,4 +156,22 @@ fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
         return Ok(roots);
     }
     Ok(penstock_link::public_authorities())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn silent_connections_are_kept_alive() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let target = Target::parse(&format!("http://{address}/v1")).expect("a target");
+        let connector = Connector::new(target, None).expect("no TLS");
+        let Ok(Stream::Tcp(stream)) = connector.connect(Duration::from_secs(10)).await else { panic!("no connection") };
+        let socket = TcpSocket::from_std_stream(stream.into_std().expect("a socket"));
+        assert!(socket.keepalive().expect("the system says so"));
+    }
 }

@@ -13,8 +13,8 @@ pub enum Fault {
     ConnectTimeout,
     /// The connection ended before the head of an answer was complete.
     Closed,
-    /// Closed on a reused connection before any byte of an answer: the peer had already given the connection up. Such a
-    /// request is sent once more.
+    /// Closed on a reused connection before any byte of an answer, and before or soon after the end of the request: the peer
+    /// had already given the connection up. Such a request is sent once more.
     Stale,
     /// No head of an answer within the time limit; the request was sent.
     HeadTimeout,

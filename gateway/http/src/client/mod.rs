@@ -118,8 +118,8 @@ impl Client {
         self.connector.target()
     }
 
-    /// Sends a request and waits for the head of the answer. If a pooled connection turns out to be closed before it
-    /// brought a byte, the request is sent once more on a fresh one. Dropping the future closes the connection.
+    /// Sends a request and waits for the head of the answer. If a pooled connection turns out to be closed ([`Fault::Stale`]),
+    /// the request is sent once more on a fresh one. Dropping the future closes the connection.
     ///
     /// # Errors
     /// No connection, no answer in time, or an invalid answer.

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -18,6 +19,9 @@ use crate::late;
 
 /// Largest body in bytes that is sent in one write with the head.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
+/// Time after the end of a request within which a used connection that closes without a byte was closed before the request
+/// came: a round trip, and a peer that is slow to say so. After that the peer may have worked on the request.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// Bytes of one read while waiting for a head.
 const READ_BYTES: usize = 16 * 1024;
 
@@ -39,6 +43,7 @@ pub(super) async fn exchange(
         pieces: pieces(client, request),
         sent: 0,
         is_out: request.sent.clone(),
+        out_at: None,
         lost: false,
         received: Vec::new(),
         reader: HeadReader::new(client.redirects),
@@ -68,6 +73,8 @@ struct Sending {
     sent: usize,
     /// Signal set when all pieces have been written.
     is_out: Sent,
+    /// Time when all pieces had been written.
+    out_at: Option<Instant>,
     /// True if writing has failed; an answer may still arrive.
     lost: bool,
     received: Vec<u8>,
@@ -108,6 +115,7 @@ impl Sending {
                     self.sent += usize::from(piece.is_empty());
                     if self.sent == self.pieces.len() {
                         self.is_out.set();
+                        self.out_at = Some(Instant::now());
                     }
                 }
             }
@@ -121,7 +129,8 @@ impl Sending {
     }
 
     fn ended(&self, why: &str) -> ClientError {
-        if self.used && self.received.is_empty() {
+        let is_early = self.out_at.is_none_or(|at| at.elapsed() < STALE_WITHIN);
+        if self.used && self.received.is_empty() && is_early {
             return ClientError::new(Fault::Stale, "an idle connection was closed by the other side");
         }
         ClientError::new(Fault::Closed, format!("the connection ended before the answer{why}"))
@@ -155,4 +164,41 @@ fn pieces(client: &Client, request: &Outgoing) -> Vec<Bytes> {
     let mut out = vec![head.into()];
     out.extend(request.body.iter().filter(|piece| !piece.is_empty()).cloned());
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    /// Fault of a request whose connection ends without a byte of an answer. `out_for`: time since it was written whole; `None`:
+    /// it was not.
+    async fn fault(used: bool, out_for: Option<Duration>) -> Fault {
+        let (stream, peer) = UnixStream::pair().expect("sockets");
+        drop(peer);
+        let mut sending = Sending {
+            stream: Stream::Unix(stream),
+            used,
+            pieces: if out_for.is_some() { Vec::new() } else { vec![Bytes::from_static(b"GET")] },
+            sent: 0,
+            is_out: Sent::default(),
+            out_at: out_for.map(|time| Instant::now().checked_sub(time).expect("the clock has run for so long")),
+            lost: false,
+            received: Vec::new(),
+            reader: HeadReader::new(false),
+        };
+        poll_fn(|context| sending.poll(context)).await.expect_err("no answer").fault
+    }
+
+    #[tokio::test]
+    async fn only_a_connection_that_was_dead_already_is_replaced() {
+        assert_eq!(fault(true, None).await, Fault::Stale);
+        assert_eq!(fault(true, Some(Duration::ZERO)).await, Fault::Stale);
+        // The provider may have worked on it meanwhile, and bills it.
+        assert_eq!(fault(true, Some(STALE_WITHIN)).await, Fault::Closed);
+        assert_eq!(fault(true, Some(Duration::from_secs(300))).await, Fault::Closed);
+        assert_eq!(fault(false, None).await, Fault::Closed);
+        assert_eq!(fault(false, Some(Duration::ZERO)).await, Fault::Closed);
+    }
 }
