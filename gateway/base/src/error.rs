@@ -64,6 +64,8 @@ pub struct Failure {
     pub upstream: Option<Box<UpstreamAnswer>>,
     /// Limit that refused the request; `None`: no limit did.
     pub refusal: Option<Box<LimitRefusal>>,
+    /// True where an upstream's answer found no memory in this gateway ([`Failure::unheld`]).
+    pub unheld: bool,
 }
 
 /// Refusal of a request by one of the config's limits, as the client and the log see it.
@@ -115,6 +117,7 @@ impl Failure {
             allow: None,
             upstream: None,
             refusal: None,
+            unheld: false,
         }
     }
 
@@ -146,6 +149,19 @@ impl Failure {
     pub fn allow(mut self, methods: Methods) -> Self {
         self.allow = Some(methods);
         self
+    }
+
+    /// Marks the failure as one of an answer that an upstream has made, at least in part, and for which this gateway has no
+    /// memory.
+    pub fn unheld(mut self) -> Self {
+        self.unheld = true;
+        self
+    }
+
+    /// Returns true if an upstream has made the answer and only this gateway could not hold it: for lack of memory, or because
+    /// of its size. The upstream may bill it, and would bill it again.
+    pub fn is_unheld(&self) -> bool {
+        self.unheld || self.upstream.as_ref().is_some_and(|upstream| upstream.class == FaultClass::AnswerTooLarge)
     }
 
     /// A bug of the gateway; the client learns no more than that.
@@ -183,9 +199,10 @@ impl Failure {
         self.retry_after.map(|after| after.as_millis().div_ceil(1000).clamp(1, 120) as u64)
     }
 
-    /// Value of `x-should-retry`, which the official SDKs prefer to their own rule.
+    /// Value of `x-should-retry`, which the official SDKs prefer to their own rule: false too where the answer was made, since
+    /// each repetition may be billed.
     pub fn should_retry(&self) -> bool {
-        self.refusal.as_ref().map_or(self.kind.retry() != Retry::No, |refusal| refusal.retry)
+        self.refusal.as_ref().map_or(self.kind.retry() != Retry::No && !self.is_unheld(), |refusal| refusal.retry)
     }
 
     /// Side that caused the failure, `upstream` or `gateway`: value of `x-penstock-error-source`.
@@ -252,7 +269,7 @@ fn provider_shape(class: FaultClass) -> (ErrorKind, ErrorShape) {
             (DeadlineExceeded, ErrorShape { code: Some("upstream_timeout"), ..error_shape::TIMEOUT })
         }
         FaultClass::Truncated => failed("upstream_truncated"),
-        FaultClass::Garbled => failed("upstream_garbled"),
+        FaultClass::Garbled | FaultClass::AnswerTooLarge => failed("upstream_garbled"),
     }
 }
 

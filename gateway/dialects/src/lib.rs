@@ -5,6 +5,7 @@
 //! [`penstock_types::ApiError`] that names its parameter) and encodes events into its own stream or whole answer.
 #![forbid(unsafe_code)]
 
+mod account_faults;
 mod answer_body;
 mod answer_json;
 pub mod anthropic;
@@ -25,4 +26,4 @@ mod seen;
 pub mod watch;
 
 pub use decode::decode;
-pub use reasoning_maker::holds_foreign_signature;
+pub use reasoning_maker::{holds_call_signature, holds_foreign_signature};

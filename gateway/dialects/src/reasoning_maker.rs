@@ -99,6 +99,14 @@ pub fn holds_foreign_signature(surface: Surface, body: &[u8]) -> bool {
     })
 }
 
+/// Returns true if a body of OpenAI's APIs holds the signature of a call (Gemini's, in `extra_content`), a field that OpenAI itself
+/// refuses. Cost: linear in `body`.
+pub fn holds_call_signature(surface: Surface, body: &[u8]) -> bool {
+    const NAME: &[u8] = b"\"thought_signature\"";
+    matches!(surface, Surface::Chat | Surface::Responses)
+        && memmem::find_iter(body, NAME).any(|at| text_after(&body[at + NAME.len()..]).is_some())
+}
+
 /// Text behind a name in JSON: what follows the colon and the quote.
 fn text_after(json: &[u8]) -> Option<&[u8]> {
     json.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"")
@@ -163,5 +171,21 @@ mod tests {
         ));
         assert!(!holds_foreign_signature(Surface::Generate, br#"{"thoughtSignature":"QUJD"}"#));
         assert!(!holds_foreign_signature(Surface::Chat, br#"{"signature":"gemini:QUJD"}"#));
+    }
+
+    #[test]
+    fn a_calls_signature_is_told_from_its_name_elsewhere() {
+        let call = br#"{"tool_calls":[{"extra_content" : {"google":{"thought_signature" : "c2ln"}}}]}"#;
+        for surface in [Surface::Chat, Surface::Responses] {
+            assert!(holds_call_signature(surface, call), "{surface:?}");
+            for other in [
+                &br#"{"content":"\"thought_signature\": \"c2ln\""}"#[..],
+                br#"{"properties":{"thought_signature":{"type":"string"}},"required":["thought_signature"]}"#,
+                br#"{"thought_signature":null}"#,
+            ] {
+                assert!(!holds_call_signature(surface, other), "{}", String::from_utf8_lossy(other));
+            }
+        }
+        assert!(!holds_call_signature(Surface::Embeddings, call));
     }
 }

@@ -167,9 +167,11 @@ fn responses_end_with_their_status() {
         assert_eq!((out.as_slice(), ended), (&text[..], Ok(())));
         assert_eq!((seen.pieces, seen.usage.map(|usage| usage.prompt_tokens)), (2, Some(4)));
     });
-    let failed = b"data: {\"type\":\"response.created\",\"response\":{}}\n\ndata: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"server_error\",\"message\":\"x\"}}}\n\n";
+    let failed = b"data: {\"type\":\"response.created\",\"response\":{}}\n\ndata: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"server_error\",\"message\":\"x\"},\"usage\":{\"input_tokens\":4,\"output_tokens\":2}}}\n\n";
     each_cut(Surface::Responses, false, failed, |_, ended, seen| {
         assert_eq!((ended.expect_err("a fault").class, seen.content), (FaultClass::Server, false));
+        let counted = seen.usage.map(|usage| (usage.prompt_tokens, usage.completion_tokens));
+        assert_eq!(counted, Some((4, 2)), "what it has used is billed");
     });
     let error = b"data: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\",\"message\":\"x\"}\n\n";
     each_cut(Surface::Responses, false, error, |_, ended, _| {

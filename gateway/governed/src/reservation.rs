@@ -78,8 +78,8 @@ pub struct Reservation {
     sent: Sent,
     /// True if the answer has begun.
     is_begun: bool,
-    /// True if the request failed because the upstream exceeded a timeout.
-    timed_out: bool,
+    /// True if the request failed and the upstream may bill it all the same: after a timeout, or where its answer found no room.
+    may_bill: bool,
     /// Entry in the ledger while the request runs; `None`: the ledger does not note the request.
     entry: Option<Noted>,
     status: u16,
@@ -110,7 +110,7 @@ impl Reservation {
             fields: Vec::new(),
             sent: Sent::default(),
             is_begun: false,
-            timed_out: false,
+            may_bill: false,
             entry: None,
             status: 0,
             end: End::Gone,
@@ -184,10 +184,10 @@ impl Reservation {
         self.entry.iter_mut().for_each(|entry| entry.outcome = "complete");
     }
 
-    /// Notes the failure: its status, its outcome in the ledger, and whether the upstream timed out.
+    /// Notes the failure: its status, its outcome in the ledger, and whether the upstream may bill the request all the same.
     pub(super) fn failed(&mut self, failure: &Failure) {
         self.status = failure.status();
-        self.timed_out = is_timeout(failure);
+        self.may_bill = is_timeout(failure) || failure.is_unheld();
         self.entry.iter_mut().for_each(|entry| entry.outcome = failure.shape().code.unwrap_or("error"));
     }
 
@@ -241,7 +241,7 @@ impl Reservation {
     /// Returns true if some target has the prompt and may bill for it: it was given up, or its answer has begun.
     fn has_prompt(&self, end: End, course: &Course) -> bool {
         match course.attempts.is_empty() {
-            true => self.sent.get() && (end == End::Gone || self.timed_out || self.is_begun),
+            true => self.sent.get() && (end == End::Gone || self.may_bill || self.is_begun),
             false => course.attempts.iter().any(|attempt| bill::may_bill(attempt) || bill::has_begun(attempt)),
         }
     }

@@ -303,6 +303,16 @@ impl Provider {
         failure.retry_after(Duration::from_secs(1)).log(format!("{}: in_flight_max", self.config.id))
     }
 
+    /// Fault as the client is told of it: what concerns the gateway's key or account is said in the gateway's own words, and
+    /// no message holds a key.
+    pub(super) fn told(&self, fault: ProviderFault) -> ProviderFault {
+        let message = match words_about_us(fault.class) {
+            Some(words) => words.to_owned(),
+            None => self.keys.filtered(fault.message),
+        };
+        ProviderFault { message, ..fault }
+    }
+
     /// Failure of a response with another status than 2xx: the error for the client, and the consequence for the key.
     async fn refused(&self, mut response: Response, turn: Option<Turn<'_>>, same_dialect: bool) -> Failure {
         let (status, retry_after) = (response.status, fields::retry_after(&response.headers));
@@ -317,9 +327,7 @@ impl Provider {
             let (subject, now) = (turn.subject(), Instant::now());
             self.keys.log(&self.config.id, subject, turn.answered(class, retry_after, now), now);
         }
-        let ours = matches!(class, FaultClass::Unauthorized | FaultClass::Forbidden);
-        let message = if ours { "The upstream refused the gateway's key.".to_owned() } else { fault.message };
-        let mut failure = Failure::provider(ProviderFault { message: self.keys.filtered(message), ..fault });
+        let mut failure = Failure::provider(self.told(fault));
         failure.retry_after = retry_after.map(|wait| wait.min(Duration::from_secs(120)));
         let log = failure.log.take().unwrap_or_default();
         let mut failure = failure.log(format!("{}: status {status}: {log}", self.config.id));
@@ -327,8 +335,12 @@ impl Provider {
         if let Some(upstream) = &mut failure.upstream {
             upstream.status = status;
             upstream.headers = fields::back(&response.headers);
-            // A body that is not the dialect's JSON, or that contains our key, is not passed on.
-            if same_dialect && !ours && body.first() == Some(&b'{') && !self.keys.are_in(&body) {
+            // A body that is not the dialect's JSON, that contains our key or speaks of our account, is not passed on.
+            if same_dialect
+                && words_about_us(class).is_none()
+                && body.first() == Some(&b'{')
+                && !self.keys.are_in(&body)
+            {
                 upstream.body = Some(body.into());
                 failure.shape = Some(Box::new(penstock_types::ErrorShape { status, ..shape }));
             }
@@ -340,6 +352,16 @@ impl Provider {
 /// Returns true if another key of the same provider may be accepted.
 fn is_the_keys(class: FaultClass) -> bool {
     matches!(class, FaultClass::Unauthorized | FaultClass::Forbidden | FaultClass::Quota | FaultClass::RateLimited)
+}
+
+/// Message for a fault of the gateway's key or account, of which the provider's own words are not for clients; `None`: the
+/// fault is of another kind.
+fn words_about_us(class: FaultClass) -> Option<&'static str> {
+    match class {
+        FaultClass::Unauthorized | FaultClass::Forbidden => Some("The upstream refused the gateway's key."),
+        FaultClass::Quota => Some("The upstream has no credit left for the gateway."),
+        _ => None,
+    }
 }
 
 /// Reads an error's body, within the bounds of size and time.
@@ -399,31 +421,10 @@ mod tests {
     /// Provider with two keys, of which the second is free from its `full_for + 1`th question on.
     fn provider(full_for: usize) -> Arc<Provider> {
         let target = Target::parse("http://127.0.0.1:9/v1").expect("a target");
-        let seconds = Duration::from_secs;
         let config = ProviderConfig {
-            id: "acme".into(),
-            protocol: Protocol::OpenAi,
-            target: target.clone(),
             keys: vec![Secret::new("aa"), Secret::new("bb")],
-            key_file: None,
-            models: Vec::new(),
-            resolve: false,
-            discover: false,
-            headers: Vec::new(),
-            ca_file: None,
-            connect_timeout: seconds(5),
-            first_token_timeout: seconds(60),
-            idle_timeout: seconds(60),
-            answer_timeout: seconds(60),
-            api_version: None,
-            region: None,
-            project: None,
-            health_path: None,
-            health_interval: seconds(10),
-            in_flight_max: 8,
             pacing: PacingConfig { requests_per_minute: 6000, tokens_per_minute: 0, gateways: 1, wait: PATIENCE },
-            stream_usage: true,
-            kv_events: None,
+            ..ProviderConfig::at(target.clone())
         };
         let provider = Provider::new(&config).expect("a provider");
         let free = key_name(&target.to_string(), "bb");

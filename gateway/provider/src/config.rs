@@ -61,6 +61,39 @@ pub struct ProviderConfig {
     pub kv_events: Option<KvEventsConfig>,
 }
 
+#[cfg(test)]
+impl ProviderConfig {
+    /// Provider of OpenAI's protocol at an address, without keys, paces and probes.
+    pub(crate) fn at(target: Target) -> Self {
+        let seconds = Duration::from_secs;
+        Self {
+            id: "acme".into(),
+            protocol: Protocol::OpenAi,
+            target,
+            keys: Vec::new(),
+            key_file: None,
+            models: Vec::new(),
+            resolve: false,
+            discover: false,
+            headers: Vec::new(),
+            ca_file: None,
+            connect_timeout: seconds(5),
+            first_token_timeout: seconds(60),
+            idle_timeout: seconds(60),
+            answer_timeout: seconds(60),
+            api_version: None,
+            region: None,
+            project: None,
+            health_path: None,
+            health_interval: seconds(10),
+            in_flight_max: 8,
+            pacing: PacingConfig { requests_per_minute: 0, tokens_per_minute: 0, gateways: 1, wait: seconds(5) },
+            stream_usage: true,
+            kv_events: None,
+        }
+    }
+}
+
 /// Pacing: rate at which a provider allows each key to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacingConfig {

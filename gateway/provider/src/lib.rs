@@ -18,6 +18,8 @@ pub mod protocol;
 mod shared_pace;
 mod sigv4;
 mod translated;
+#[cfg(test)]
+mod unheld_tests;
 mod upstream;
 
 use std::net::SocketAddr;
@@ -274,7 +276,7 @@ impl Outcome {
 }
 
 /// Names of the outcomes, for metrics; the order is that of the counters.
-const OUTCOMES: [&str; 16] = [
+const OUTCOMES: [&str; 17] = [
     "complete",
     "cancelled",
     "invalid",
@@ -291,6 +293,7 @@ const OUTCOMES: [&str; 16] = [
     "timeout",
     "truncated",
     "garbled",
+    "answer_too_large",
 ];
 
 /// Counters of one provider: outcomes of requests, and of requests that pacing delayed.
@@ -349,6 +352,7 @@ mod tests {
             Timeout,
             Truncated,
             Garbled,
+            AnswerTooLarge,
         ];
         for (at, class) in classes.into_iter().enumerate() {
             let counts = Counts::default();

@@ -92,8 +92,7 @@ impl Passed {
 
     pub(super) fn fail(&mut self, fault: ProviderFault) -> Failure {
         self.count(Outcome::Failed(fault.class));
-        let fault = ProviderFault { message: self.provider.keys.filtered(fault.message), ..fault };
-        let mut failure = Failure::provider(fault);
+        let mut failure = Failure::provider(self.provider.told(fault));
         let log = failure.log.take().unwrap_or_default();
         failure.log(format!("{}: in the answer: {log}", self.provider.config.id))
     }
@@ -157,7 +156,7 @@ impl Room {
             return Err(Fail::Fault(too_large(self.event_bytes_max)));
         }
         let handed = if handed > HANDED_BYTES { handed } else { 0 };
-        self.hold.cover(handed + waiting + held).map_err(Fail::Memory)
+        self.hold.cover(handed + waiting + held).map_err(|failure| Fail::Memory(failure.unheld()))
     }
 }
 
@@ -171,7 +170,7 @@ pub(super) enum Fail {
 
 fn too_large(max: usize) -> ProviderFault {
     let message = format!("An event of the upstream's answer is larger than {max} bytes.");
-    ProviderFault::new(FaultClass::Garbled, message)
+    ProviderFault::new(FaultClass::AnswerTooLarge, message)
 }
 
 impl Stream {
@@ -291,13 +290,13 @@ impl Events for Whole {
             }
             let more = ready!(self.body.poll_chunk(context, &mut self.bytes));
             if let Err(failure) = self.hold.cover(self.bytes.len()) {
-                return Poll::Ready(Err(failure));
+                return Poll::Ready(Err(failure.unheld()));
             }
             match more {
                 Ok(true) if self.bytes.len() <= ANSWER_BYTES_MAX => {}
                 Ok(true) => {
                     let message = format!("The upstream's answer is larger than {} MiB.", ANSWER_BYTES_MAX >> 20);
-                    return Poll::Ready(Err(self.passed.fail(ProviderFault::new(FaultClass::Garbled, message))));
+                    return Poll::Ready(Err(self.passed.fail(ProviderFault::new(FaultClass::AnswerTooLarge, message))));
                 }
                 Ok(false) => break,
                 Err(error) => return Poll::Ready(Err(self.passed.cut(&error))),

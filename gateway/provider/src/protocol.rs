@@ -4,6 +4,7 @@ use penstock_dialects::{anthropic, bedrock, gemini, openai};
 use penstock_types::{ProviderCodec, Surface};
 
 use crate::ProviderConfig;
+use penstock_http::client::Place;
 use penstock_types::ask::{Ask, Variant};
 
 /// Protocol of a provider's API: wire format, paths, and credentials.
@@ -104,9 +105,22 @@ impl Protocol {
     }
 }
 
-/// Returns true if the service is OpenAI itself (or Azure), which refuses unknown fields.
+/// Returns true if the service is OpenAI itself (or Azure), which refuses unknown fields: by the protocol, or by the host, whatever
+/// the port.
 pub(super) fn is_strict(config: &ProviderConfig) -> bool {
-    config.protocol == Protocol::Azure || config.target.authority == "api.openai.com"
+    config.protocol == Protocol::Azure || is_openais(&config.target.place)
+}
+
+/// Domains of OpenAI's API: the host itself, and the hosts of regions (`eu.api.openai.com`).
+const OPENAI: &str = "api.openai.com";
+/// Domain of Azure's resources of OpenAI, whose v1 API (`https://NAME.openai.azure.com/openai/v1`) needs no protocol of its own.
+const AZURE: &str = "openai.azure.com";
+
+fn is_openais(place: &Place) -> bool {
+    let Place::Tcp { host, .. } = place else { return false };
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    let is_below = |domain: &str| host.strip_suffix(domain).is_some_and(|name| name.ends_with('.'));
+    host == OPENAI || is_below(OPENAI) || is_below(AZURE)
 }
 
 /// Codec that translates requests of other dialects into this protocol.
@@ -139,5 +153,35 @@ pub(super) fn openai_path(surface: Surface, variant: Variant) -> &'static str {
         | Surface::OllamaChat
         | Surface::OllamaGenerate
         | Surface::OllamaEmbed => "/chat/completions",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_http::client::Target;
+
+    use super::*;
+
+    #[test]
+    fn openais_hosts_are_known_whatever_the_region_and_the_port() {
+        for (url, strict) in [
+            ("https://api.openai.com/v1", true),
+            ("https://api.openai.com:443/v1", true),
+            ("https://API.OpenAI.com./v1", true),
+            ("https://eu.api.openai.com/v1", true),
+            ("https://us.api.openai.com:443/v1", true),
+            ("https://acme.openai.azure.com/openai/v1", true),
+            ("https://acme.openai.azure.com:443/openai/v1", true),
+            ("https://evil-api.openai.com.example.com/v1", false),
+            ("https://notapi.openai.com/v1", false),
+            ("https://openai.azure.com.example.com/v1", false),
+            // Azure's hosts for models of every maker.
+            ("https://acme.services.ai.azure.com/openai/v1", false),
+            ("http://api.openai.com.internal:8080/v1", false),
+            ("https://api.mistral.ai/v1", false),
+            ("unix:///run/api.openai.com:/v1", false),
+        ] {
+            assert_eq!(is_openais(&Target::parse(url).expect(url).place), strict, "{url}");
+        }
     }
 }

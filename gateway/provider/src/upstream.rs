@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::{Method, header};
-use penstock_dialects::{gemini, holds_foreign_signature, watch};
+use penstock_dialects::{gemini, holds_call_signature, holds_foreign_signature, watch};
 use penstock_proto::ErrorKind;
 use penstock_types::ask::Variant;
 use penstock_types::peek::Splice;
@@ -85,9 +85,13 @@ impl ProviderUpstream {
 
     /// Returns true if the body may go to the provider as the client sent it. A body with a signature of reasoning that
     /// another provider made, or this gateway's own models, is translated instead, which leaves the signature out: no
-    /// provider accepts it.
+    /// provider accepts it. So is a body for OpenAI with the signature of a call.
     fn passes_on(&self, call: &Call) -> bool {
-        let is_foreign = || holds_foreign_signature(call.ask.surface, &call.body);
+        let is_strict = protocol::is_strict(&self.provider.config);
+        let is_foreign = || {
+            holds_foreign_signature(call.ask.surface, &call.body)
+                || (is_strict && holds_call_signature(call.ask.surface, &call.body))
+        };
         self.provider.config.protocol.speaks(&call.ask) && !call.own && !is_foreign()
     }
 
@@ -349,4 +353,53 @@ fn tokens_of(call: &Call) -> u64 {
 /// Percent-encodes a name as one path segment.
 pub(super) fn percent(name: &str) -> String {
     percent_encoded(name, b"")
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderMap;
+    use penstock_http::client::Target;
+    use penstock_http::{Body, BodyBudget};
+    use penstock_types::ask::Ask;
+
+    use super::*;
+    use crate::ProviderConfig;
+
+    /// Upstream of a model at this address.
+    fn at(url: &str, protocol: Protocol) -> ProviderUpstream {
+        let config = ProviderConfig { protocol, ..ProviderConfig::at(Target::parse(url).expect("a target")) };
+        ProviderUpstream::new(Provider::new(&config).expect("a provider"), "m".into(), "m".into())
+    }
+
+    async fn call(surface: Surface, more: &str) -> Call {
+        let messages =
+            format!(r#"[{{"role":"user","content":"hi"}},{{"role":"assistant","tool_calls":[{{"id":"c"{more}}}]}}]"#);
+        let name = if surface == Surface::Chat { "messages" } else { "input" };
+        let bytes = format!(r#"{{"model":"m","{name}":{messages}}}"#).into();
+        let body = Body { bytes, lease: BodyBudget::new(1 << 20, 1 << 20).lease() };
+        let made = Call::new(Ask::new(surface), body, "r".into(), HeaderMap::new(), penstock_dialects::decode).await;
+        made.expect("a call")
+    }
+
+    #[tokio::test]
+    async fn openai_is_told_from_compatible_servers() {
+        const SIGNED: &str = r#","extra_content":{"google":{"thought_signature":"c2ln"}}"#;
+        for (url, protocol, is_openais) in [
+            ("https://api.openai.com:443/v1", Protocol::OpenAi, true),
+            ("https://eu.api.openai.com/v1", Protocol::OpenAi, true),
+            ("https://acme.openai.azure.com/openai/v1", Protocol::OpenAi, true),
+            ("https://acme.example.com", Protocol::Azure, true),
+            ("https://generativelanguage.googleapis.com/v1beta/openai", Protocol::OpenAi, false),
+        ] {
+            let upstream = at(url, protocol);
+            let name = if is_openais { "max_completion_tokens" } else { "max_tokens" };
+            assert_eq!(upstream.bound_name(Surface::Chat), name, "{url}");
+            assert!(upstream.passes_on(&call(Surface::Chat, "").await), "{url}");
+            // Gemini's signature of a call, which OpenAI refuses, goes back to Gemini alone.
+            assert_eq!(upstream.passes_on(&call(Surface::Chat, SIGNED).await), !is_openais, "{url}");
+        }
+        let upstream = at("https://eu.api.openai.com/v1", Protocol::OpenAiResponses);
+        assert!(upstream.passes_on(&call(Surface::Responses, "").await));
+        assert!(!upstream.passes_on(&call(Surface::Responses, SIGNED).await));
+    }
 }

@@ -85,13 +85,16 @@ impl Billing {
     }
 }
 
-/// Outcomes of attempts that were given up while the target worked on them.
-const MAY_BILL: [&str; 3] = ["timeout", "abandoned", "overtaken"];
+/// Outcome of an attempt whose answer was made and found no room in this gateway.
+pub(crate) const UNHELD: &str = "unheld";
+
+/// Outcomes of attempts that were given up while the target worked on them, or whose answers found no room.
+const MAY_BILL: [&str; 4] = ["timeout", "abandoned", "overtaken", UNHELD];
 
 /// Outcomes of attempts whose answers had begun.
 const ANSWERED: [&str; 2] = ["answered", "broke"];
 
-/// Returns true if an attempt had received the prompt when it was given up.
+/// Returns true if an attempt had received the prompt when it was given up, or its answer found no room.
 pub fn may_bill(attempt: &Attempt) -> bool {
     attempt.sent && MAY_BILL.contains(&attempt.outcome)
 }

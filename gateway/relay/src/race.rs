@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use penstock_proto::ErrorKind;
 use penstock_types::{ChatEvent, FaultClass, ProviderFault};
 
+use super::bill::UNHELD;
 use super::core::{Asked, Choice, Core, Reach};
 use super::prefix::{Prefix, Share};
 use super::target::Permit;
@@ -257,13 +258,15 @@ impl Race {
         let is_refused_unsent = !loser.sent.get() && verdict.reason == Some(Reason::RateLimit);
         settle(&mut loser.permit, &failure, verdict, now);
         let status = failure.upstream.as_ref().map_or_else(|| failure.status(), |upstream| upstream.status);
-        self.note(&loser, verdict.reason.map_or("refused", Reason::name), status, now);
+        let outcome = if failure.is_unheld() { UNHELD } else { verdict.reason.map_or("refused", Reason::name) };
+        self.note(&loser, outcome, status, now);
         self.soonest = self.soonest.into_iter().chain(failure.retry_after).min();
         if self.told.as_ref().is_none_or(|told| rank(&failure) >= rank(told)) {
             self.told = Some(failure);
         }
-        if verdict.reason.is_none() {
-            // The other attempts have the same request: its own fault ends them too.
+        if verdict.reason.is_none() && !loser.is_hedge {
+            // The other attempts have the same request: its own fault ends them too. A refused hedge says nothing of the first
+            // attempt, whose target may take what another does not.
             for other in std::mem::take(&mut self.running) {
                 self.note(&other, "abandoned", 0, now);
             }

@@ -82,9 +82,13 @@ const fn verdict(reason: Option<Reason>, again: bool, health: Health) -> Verdict
 pub fn judge(failure: &Failure) -> Verdict {
     use Health::{Sick, Unknown, Works};
     use Reason::*;
+    // The answer was made: another target, or the same one again, would make and bill it once more.
+    if failure.is_unheld() {
+        return verdict(None, false, Works);
+    }
     let Some(upstream) = &failure.upstream else { return judge_own(failure.kind) };
     let judged = match upstream.class {
-        FaultClass::Invalid | FaultClass::TooLarge => verdict(None, false, Works),
+        FaultClass::Invalid | FaultClass::TooLarge | FaultClass::AnswerTooLarge => verdict(None, false, Works),
         FaultClass::ContextLength => verdict(Some(ContextLength), false, Works),
         FaultClass::ContentPolicy => verdict(Some(ContentPolicy), false, Works),
         FaultClass::RateLimited => verdict(Some(RateLimit), false, Works),
@@ -135,6 +139,8 @@ fn judge_own(kind: ErrorKind) -> Verdict {
 /// Rank of a failure for a client that gets one of several: failures it can act on come first.
 pub(crate) fn rank(failure: &Failure) -> u8 {
     match judge(failure).reason {
+        // The answer was made, so that a retry is not advised, whatever other targets said.
+        _ if failure.is_unheld() => 6,
         Some(Reason::ContextLength) => 5,
         Some(Reason::ContentPolicy) => 4,
         Some(Reason::RateLimit) => 3,

@@ -310,4 +310,6 @@ pub enum FaultClass {
     Truncated,
     /// The answer breaks the format of the provider's API.
     Garbled,
+    /// The answer, or an event of it, is larger than the gateway holds: it was made, and may be billed.
+    AnswerTooLarge,
 }

@@ -39,7 +39,7 @@ impl AnswerDecoder for Decoder {
             return sse.push(bytes, |_, data| answer.frame(data, out)).map_err(|Stop(fault)| fault);
         }
         if self.body.len() + bytes.len() > BODY_BYTES_MAX {
-            return Err(ProviderFault::new(FaultClass::Garbled, "The upstream's answer is too large."));
+            return Err(ProviderFault::new(FaultClass::AnswerTooLarge, "The upstream's answer is too large."));
         }
         append(&mut self.body, bytes);
         Ok(())

@@ -1,5 +1,6 @@
 //! Anthropic's error answers: `{"type":"error","error":{"type","message"}}`, classified for the gateway.
 
+use crate::account_faults::class_of_anthropics;
 use penstock_types::codec::{FaultClass, ProviderFault};
 use penstock_types::json::{Fault, Kind, Reader};
 
@@ -60,10 +61,7 @@ impl Said {
 /// Fault class of an error's type and message; `status` is 0 within a stream.
 pub(super) fn class_of(kind: &str, message: &str, status: u16) -> FaultClass {
     match kind {
-        "invalid_request_error" if is_too_long(message) => FaultClass::ContextLength,
-        // Some gateways put the precise cause in the status only.
-        "invalid_request_error" if status == 413 => FaultClass::TooLarge,
-        "invalid_request_error" => FaultClass::Invalid,
+        "invalid_request_error" => class_of_refusal(message, status),
         "authentication_error" => FaultClass::Unauthorized,
         "billing_error" => FaultClass::Quota,
         "permission_error" => FaultClass::Forbidden,
@@ -77,8 +75,19 @@ pub(super) fn class_of(kind: &str, message: &str, status: u16) -> FaultClass {
     }
 }
 
-/// Returns true if the message says that the prompt is too long: the API has one type for every fault of a request, so only
-/// the wording tells.
+/// Fault class of an `invalid_request_error`: the API has one type for every fault of a request and for accounts that are used
+/// up, so only the wording tells.
+fn class_of_refusal(message: &str, status: u16) -> FaultClass {
+    match class_of_anthropics(message) {
+        Some(class) => class,
+        None if is_too_long(message) => FaultClass::ContextLength,
+        // Some gateways put the precise cause in the status only.
+        None if status == 413 => FaultClass::TooLarge,
+        None => FaultClass::Invalid,
+    }
+}
+
+/// Returns true if the message says that the prompt is too long.
 fn is_too_long(message: &str) -> bool {
     let text = message.to_ascii_lowercase();
     ["prompt is too long", "exceed context limit", "context window", "context length"]

@@ -52,6 +52,12 @@ struct Held {
     json: String,
 }
 
+impl Held {
+    fn bytes(&self) -> usize {
+        self.id.len() + self.name.len() + self.json.len() + 64
+    }
+}
+
 impl MessageEncoder {
     /// Creates the encoder for one request: `id` without its prefix, `model` as the client named it.
     pub fn new(id: &str, model: &str) -> Self {
@@ -150,7 +156,7 @@ impl MessageEncoder {
         self.said.calls = true;
         let waits = matches!(&self.open, Open::Tool { json, .. } if !json.is_complete());
         if waits || !self.held.is_empty() {
-            self.held_bytes += held.id.len() + held.name.len() + 64;
+            self.held_bytes += held.bytes();
             self.held.push_back(held);
             self.check_held(out);
             return;
@@ -183,7 +189,7 @@ impl MessageEncoder {
         if matches!(&self.open, Open::Tool { call: open, .. } if *open == call) {
             self.more_of_call(more, out);
             while matches!(&self.open, Open::Tool { json, .. } if json.is_complete()) {
-                let Some(next) = self.held.pop_front() else { return };
+                let Some(next) = self.next_held() else { return };
                 self.open_call(&next, out);
             }
         } else if let Some(held) = self.held.iter_mut().find(|held| held.call == call) {
@@ -199,12 +205,17 @@ impl MessageEncoder {
         }
     }
 
+    fn next_held(&mut self) -> Option<Held> {
+        let next = self.held.pop_front()?;
+        self.held_bytes -= next.bytes();
+        Some(next)
+    }
+
     /// Sends all held calls: the call that they waited for gets no more arguments.
     fn release_all(&mut self, out: &mut BytesMut) {
-        while let Some(next) = self.held.pop_front() {
+        while let Some(next) = self.next_held() {
             self.open_call(&next, out);
         }
-        self.held_bytes = 0;
     }
 }
 
@@ -250,6 +261,10 @@ impl StreamEncoder for MessageEncoder {
 
     fn set_usage(&mut self, usage: Usage) {
         self.usage = usage;
+    }
+
+    fn held(&self) -> usize {
+        self.held_bytes
     }
 
     fn done(&mut self, out: &mut BytesMut) {

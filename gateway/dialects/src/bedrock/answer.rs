@@ -70,7 +70,7 @@ impl AnswerDecoder for Decoder {
             }
             Form::Whole(held) if held.len() + bytes.len() > WHOLE_BYTES_MAX => {
                 let message = format!("The provider's answer is larger than {WHOLE_BYTES_MAX} bytes.");
-                Err(ProviderFault::new(FaultClass::Garbled, message))
+                Err(ProviderFault::new(FaultClass::AnswerTooLarge, message))
             }
             Form::Whole(held) => {
                 append(held, bytes);

@@ -195,6 +195,10 @@ impl StreamEncoder for Encoder {
         self.usage = usage;
     }
 
+    fn held(&self) -> usize {
+        self.choices.iter().map(|choice| choice.calls.held()).sum()
+    }
+
     fn done(&mut self, out: &mut BytesMut) {
         if self.ended {
             return;

@@ -97,7 +97,10 @@ const ARGUMENTS_BYTES_MAX: usize = 8 << 20;
 pub(super) struct Calls {
     held: Vec<Call>,
     sent: usize,
+    /// Bytes of all calls so far.
     bytes: usize,
+    /// Bytes that are in memory now.
+    held_bytes: usize,
     malformed: Option<String>,
 }
 
@@ -112,6 +115,7 @@ impl Calls {
     /// Begins a call, whose arguments are collected until it is complete.
     pub(super) fn start(&mut self, id: &str, name: &str, signature: Option<&str>) {
         self.bytes += id.len() + name.len();
+        self.held_bytes += id.len() + name.len() + signature.map_or(0, str::len);
         let signature = signature.map(str::to_owned);
         self.held.push(Call { id: id.to_owned(), name: name.to_owned(), signature, arguments: String::new() });
     }
@@ -125,10 +129,16 @@ impl Calls {
         // A call that has been sent was complete, so late pieces of it are ignored.
         if let Some(call) = self.held.get_mut(call as usize).filter(|_| call as usize >= self.sent) {
             call.arguments.push_str(json);
+            self.held_bytes += json.len();
         }
     }
 
-    /// Bytes held of incomplete calls.
+    /// Bytes in memory now: of calls that are not complete, and of the names of all.
+    pub(super) fn held(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Bytes of all calls so far.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -150,12 +160,14 @@ impl Calls {
                 return None;
             }
             self.sent += 1;
+            self.held_bytes -= call.arguments.len();
             if whole {
                 let mut out = BytesMut::with_capacity(96 + call.arguments.len());
                 put_call(&mut out, call);
                 call.arguments = String::new();
                 return Some(out);
             }
+            call.arguments = String::new();
             let why = format!("The model called {} with arguments that are no JSON object.", short(&call.name));
             self.malformed.get_or_insert(why);
         }

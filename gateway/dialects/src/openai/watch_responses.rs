@@ -25,6 +25,9 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
         return Ok(Keep::Yes);
     }
     let read = Top::read(data).map_err(|_| garbled())?;
+    // Of a failed response too: what it has used is billed.
+    seen.usage = read.usage.or(seen.usage);
+    seen.tier = read.tier.or(seen.tier);
     match read.kind.as_str() {
         "response.created" | "response.in_progress" | "response.queued" => {}
         "response.completed" => seen.finish = Some(FinishReason::Stop),
@@ -39,8 +42,6 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
     }
     seen.complete |= matches!(read.kind.as_str(), "response.completed" | "response.incomplete");
     seen.content |= seen.complete;
-    seen.usage = read.usage.or(seen.usage);
-    seen.tier = read.tier.or(seen.tier);
     Ok(Keep::Yes)
 }
 

@@ -231,3 +231,23 @@ fn every_error_is_in_the_reference() {
         assert!(row.is_some(), "{} {kind}", shape.status);
     }
 }
+
+#[test]
+fn held_calls_are_counted_until_they_are_sent() {
+    let mut encoder = MessageEncoder::new("1", "m");
+    let mut out = BytesMut::new();
+    let long = format!("{{\"a\":\"{}\"}}", "x".repeat(1 << 20));
+    // Many times as much over time as may be held at once.
+    for turn in 0..20 {
+        let (open, held) = (2 * turn, 2 * turn + 1);
+        for event in [call(open, "f"), arguments(open, "{"), call(held, "g"), arguments(held, &long)] {
+            encoder.event(&event, &mut out);
+        }
+        assert!((1 << 20..(1 << 20) + 200).contains(&encoder.held()), "{}", encoder.held());
+        encoder.event(&arguments(open, "}"), &mut out);
+        assert_eq!(encoder.held(), 0);
+    }
+    encoder.event(&finish(FinishReason::ToolCalls), &mut out);
+    encoder.done(&mut out);
+    assert!(out.ends_with(b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"), "no call was out of order");
+}

@@ -420,6 +420,16 @@ fn errors_are_classified() {
     assert_eq!(class(400, "invalid_request_error", long), FaultClass::ContextLength);
     let both = "input length and `max_tokens` exceed context limit: 198000 + 8000 > 200000";
     assert_eq!(class(400, "invalid_request_error", both), FaultClass::ContextLength);
+    let credit = "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase credits.";
+    assert_eq!(class(400, "invalid_request_error", credit), FaultClass::Quota);
+    let limit = "You have reached your specified API usage limits. You will regain access on 2026-04-01 at 00:00 UTC.";
+    assert_eq!(class(400, "invalid_request_error", limit), FaultClass::Quota);
+    let workspace = "You have reached your specified workspace API usage limits. You will regain access on 2026-04-01.";
+    assert_eq!(class(400, "invalid_request_error", workspace), FaultClass::Quota);
+    assert_eq!(class(400, "invalid_request_error", "This organization has been disabled."), FaultClass::Forbidden);
+    // A request that is quoted does not pause a key.
+    let quoted = "messages.0.role: unexpected value 'Your credit balance is too low'";
+    assert_eq!(class(400, "invalid_request_error", quoted), FaultClass::Invalid);
     assert_eq!(class(401, "authentication_error", "x"), FaultClass::Unauthorized);
     assert_eq!(class(402, "billing_error", "x"), FaultClass::Quota);
     assert_eq!(class(403, "permission_error", "x"), FaultClass::Forbidden);

@@ -286,3 +286,22 @@ fn errors_have_googles_shape() {
         assert_eq!(value["error"]["code"], shape.status);
     }
 }
+
+#[test]
+fn held_calls_are_counted_until_they_are_sent() {
+    let mut encoder = asked(Framing::Events, "\"candidateCount\":2").form.stream(&meta());
+    let mut out = BytesMut::new();
+    let long = "x".repeat(1 << 20);
+    for choice in [0, 1] {
+        let (id, name) = (String::from("c"), String::from("f"));
+        encoder.event(&ChatEvent::ToolCallStart { choice, call: 0, id, name, signature: None }, &mut out);
+        encoder.event(&ChatEvent::ToolCallArguments { choice, call: 0, json: format!("{{\"a\":\"{long}") }, &mut out);
+        let held = encoder.held();
+        assert!(held >= (choice as usize + 1) << 20 && held < ((choice as usize + 1) << 20) + 100, "{held}");
+    }
+    for choice in [0, 1] {
+        encoder.event(&ChatEvent::ToolCallArguments { choice, call: 0, json: "\"}".into() }, &mut out);
+        encoder.event(&text(choice, "so"), &mut out);
+    }
+    assert!(encoder.held() < 100, "{}", encoder.held());
+}

@@ -232,3 +232,13 @@ fn broken_answers_are_faults() {
         assert_eq!(events(&answer).map_err(|fault| fault.class), Err(class), "{answer}");
     }
 }
+
+#[test]
+fn a_failed_response_has_used_what_it_says() {
+    let failed = json!({"type": "response.failed", "response": {"status": "failed", "output": [],
+        "error": {"code": "server_error", "message": "x"}, "usage": {"input_tokens": 9, "output_tokens": 5}}});
+    let mut decoder = ResponsesCodec.decoder(&chat(r#","stream":true"#));
+    let fault = decoder.push(stream(&[failed]).as_bytes(), &mut Vec::new()).expect_err("a fault");
+    let used = decoder.usage().map(|usage| (usage.prompt_tokens, usage.completion_tokens));
+    assert_eq!((fault.class, used), (FaultClass::Server, Some((9, 5))));
+}

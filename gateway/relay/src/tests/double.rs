@@ -54,6 +54,8 @@ pub(super) enum Act {
     Empty,
     /// Refuses to open after this many ms, with this class and Retry-After.
     Refuse(FaultClass, u64, Option<Duration>),
+    /// Makes an answer for which the gateway has no memory.
+    Unheld,
     /// Refuses to open for a reason of the gateway's own.
     Own(ErrorKind),
     /// Never opens the call: no event ever comes.
@@ -220,6 +222,10 @@ impl Upstream for Double {
         match act {
             Act::Hang => std::future::pending().await,
             Act::Own(kind) => Err(Failure::new(kind, format!("{kind:?}"))),
+            Act::Unheld => {
+                let failure = Failure::new(ErrorKind::Overloaded, "no memory").retry_after(Duration::from_secs(1));
+                Err(failure.unheld())
+            }
             Act::Refuse(class, ms, after) => {
                 let due = began + Duration::from_millis(ms);
                 poll_fn(|_| if self.clock.now() >= due { Poll::Ready(()) } else { Poll::Pending }).await;
@@ -313,7 +319,7 @@ impl Events for Words {
             }
             Act::FailLate => broken(),
             Act::Empty => Poll::Ready(Ok(false)),
-            Act::Hang | Act::Own(_) | Act::Refuse(..) => Poll::Pending,
+            Act::Hang | Act::Own(_) | Act::Unheld | Act::Refuse(..) => Poll::Pending,
         }
     }
 

@@ -95,6 +95,32 @@ fn the_clients_own_faults_are_nobody_elses_business() {
 }
 
 #[test]
+fn an_answer_that_was_made_and_found_no_room_is_asked_for_once() {
+    for act in [Act::Unheld, fail(FaultClass::AnswerTooLarge)] {
+        let world = World::new(ModelConfig { retries: 3, ..over("ab", "c") });
+        world.doubles.iter().for_each(|double| double.always(act));
+        for _ in 0..20 {
+            let outcome = world.answer();
+            assert_eq!(outcome.course.attempts.len(), 1, "{}", outcome.story());
+            let attempt = &outcome.course.attempts[0];
+            assert_eq!((attempt.outcome, crate::bill::may_bill(attempt)), ("unheld", true));
+            let failure = outcome.failure.expect("no answer");
+            assert!(!failure.should_retry(), "a repetition is billed again");
+        }
+        assert_eq!(world.double("c").opened(), 0, "the fallback");
+        for name in ["a", "b"] {
+            assert_eq!(world.double(name).opened(), 10, "{name} works, and is asked as before");
+        }
+    }
+    let rules = || ModelConfig { policy: Policy::Order, ..over("a", "b") };
+    let outcome = check(rules(), &[("a", &[DOWN, DOWN]), ("b", &[Act::Unheld])], "a:error a:error b:unheld");
+    assert!(
+        outcome.failure.is_some_and(|failure| !failure.should_retry()),
+        "of the failures, the one that may be billed"
+    );
+}
+
+#[test]
 fn what_does_not_fit_goes_where_it_is_configured_to_fit() {
     let long = fail(FaultClass::ContextLength);
     check(pair(), &[("a", &[long])], "a:context_length");

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use penstock_types::FaultClass;
+
 use crate::{MirrorConfig, ModelConfig, Policy};
 
 use super::double::*;
@@ -51,11 +53,35 @@ fn a_quick_answer_is_not_hedged() {
 #[test]
 fn one_of_two_may_fail() {
     let world = World::new(hedged());
-    world.double("a").act(&[Act::Refuse(penstock_types::FaultClass::Server, 100, None)]);
+    world.double("a").act(&[Act::Refuse(FaultClass::Server, 100, None)]);
     world.double("b").act(&[Act::Say(1, 100)]);
     let outcome = world.answer();
     assert_eq!((outcome.story().as_str(), outcome.took.as_millis()), ("a:error b:answered", 150));
     assert_eq!(outcome.header("x-penstock-hedged"), None, "who failed was not overtaken");
+}
+
+#[test]
+fn a_hedge_that_is_refused_leaves_the_first_attempt_alone() {
+    for class in [FaultClass::Invalid, FaultClass::TooLarge] {
+        let world = World::new(hedged());
+        world.double("a").act(&[Act::Say(2, 500)]);
+        world.double("b").act(&[fail(class)]);
+        let outcome = world.answer();
+        assert_eq!((outcome.text.as_str(), outcome.story().as_str()), ("a a", "b:refused a:answered"), "{class:?}");
+    }
+    // The refusal of the first attempt is the request's own fault.
+    let world = World::new(hedged());
+    world.double("a").act(&[Act::Refuse(FaultClass::Invalid, 100, None)]);
+    world.double("b").act(&[Act::Say(2, 500)]);
+    let outcome = world.answer();
+    assert_eq!((outcome.text.as_str(), outcome.story().as_str()), ("", "a:refused b:abandoned"));
+    // Both are refused: the client reads what the first target says.
+    let world = World::new(hedged());
+    world.double("a").act(&[Act::Refuse(FaultClass::TooLarge, 100, None)]);
+    world.double("b").act(&[fail(FaultClass::Invalid)]);
+    let outcome = world.answer();
+    assert_eq!(outcome.story(), "b:refused a:refused");
+    assert_eq!(outcome.failure.map(|failure| failure.status()), Some(413));
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Error answers of providers, read from many shapes and put into one of the fault classes.
 //!
-//! The code decides first, then the type, then the words, for a request that does not fit the context: each server has
-//! its own code for that, and fallback to a model with more room depends on it. The status decides last.
+//! The code decides first, then the type, then the words, for a request that does not fit the context and for an account that
+//! is used up: each server has its own code for the first, and fallback to a model with more room depends on it; some have
+//! none for the second. The status decides last.
 
+use crate::account_faults::class_of_anthropics;
 use crate::answer_json as value;
 use penstock_types::codec::{FaultClass, ProviderFault};
 use penstock_types::json::{Fault, Kind, Reader, Within};
@@ -115,10 +117,10 @@ impl Said {
         let named = words.into_iter().flatten().find_map(class_of_word);
         let class = match named {
             Some(class) if class != FaultClass::Server || status >= 500 => class,
-            _ if message.as_deref().is_some_and(|message| speaks_of_context(status, message)) => {
-                FaultClass::ContextLength
+            _ => {
+                let said = message.as_deref().and_then(|message| class_of_message(status, message));
+                said.unwrap_or_else(|| ProviderFault::class_of(status))
             }
-            _ => ProviderFault::class_of(status),
         };
         let message = message.unwrap_or_else(|| format!("The provider answered with status {status}."));
         ProviderFault { class, message, code: self.code.or(self.kind) }
@@ -155,7 +157,10 @@ fn class_of_word(word: &str) -> Option<FaultClass> {
         | "insufficientbalance"
         | "paymentrequired"
         | "arrearage"
-        | "creditsexhausted" => FaultClass::Quota,
+        | "creditsexhausted"
+        // Groq (status 400: the spend limit), Moonshot.
+        | "blockedapiaccess"
+        | "exceededcurrentquotaerror" => FaultClass::Quota,
         "ratelimitexceeded"
         | "ratelimiterror"
         | "toomanyrequests"
@@ -166,7 +171,10 @@ fn class_of_word(word: &str) -> Option<FaultClass> {
         | "requests" => FaultClass::RateLimited,
         "modelnotfound" | "modelnotfounderror" | "deploymentnotfound" | "modelnotavailable" => FaultClass::NotFound,
         "invalidapikey" | "authenticationerror" | "incorrectapikey" | "unauthenticated" => FaultClass::Unauthorized,
-        "permissionerror" | "permissiondenied" | "permissiondeniederror" => FaultClass::Forbidden,
+        // The last is Groq's, with status 400.
+        "permissionerror" | "permissiondenied" | "permissiondeniederror" | "organizationrestricted" => {
+            FaultClass::Forbidden
+        }
         "overloadederror"
         | "engineoverloaded"
         | "engineoverloadederror"
@@ -198,6 +206,20 @@ const CONTEXT_WORDS: &[&str] = &[
     "range of input length should be",     // DashScope
     "`max_new_tokens` must be",            // TGI, Together
 ];
+
+/// Fault class that the words of a message tell; `None`: they tell none.
+fn class_of_message(status: u16, message: &str) -> Option<FaultClass> {
+    if speaks_of_context(status, message) {
+        return Some(FaultClass::ContextLength);
+    }
+    match status {
+        // Anthropic's own endpoint for OpenAI's clients.
+        400 => class_of_anthropics(message),
+        // Fireworks, whose code says no more than the status. No fault of a request has this status.
+        412 => message.contains("spending limit").then_some(FaultClass::Quota),
+        _ => None,
+    }
+}
 
 fn speaks_of_context(status: u16, message: &str) -> bool {
     // A failing server also has messages; only faults of the request are meant here (500: older llama-server).
@@ -301,6 +323,49 @@ mod tests {
                 Quota,
                 "quota",
                 Some("insufficient_quota"),
+            ),
+            // Accounts that are used up or closed: Groq, Moonshot, Fireworks, Anthropic's endpoint.
+            (
+                400,
+                r#"{"error":{"message":"spent","type":"invalid_request_error","code":"blocked_api_access"}}"#,
+                Quota,
+                "spent",
+                Some("blocked_api_access"),
+            ),
+            (
+                400,
+                r#"{"error":{"message":"ask support","type":"invalid_request_error","code":"organization_restricted"}}"#,
+                Forbidden,
+                "ask support",
+                Some("organization_restricted"),
+            ),
+            (
+                429,
+                r#"{"error":{"message":"suspended","type":"exceeded_current_quota_error"}}"#,
+                Quota,
+                "suspended",
+                Some("exceeded_current_quota_error"),
+            ),
+            (
+                412,
+                r#"{"error":{"message":"Account x is suspended, possibly due to reaching the monthly spending limit or failure to pay past invoices.","param":null,"code":"PRECONDITION_FAILED","type":"error"}}"#,
+                Quota,
+                "Account x is suspended, possibly due to reaching the monthly spending limit or failure to pay past invoices.",
+                Some("PRECONDITION_FAILED"),
+            ),
+            (
+                400,
+                r#"{"error":{"code":"invalid_request_error","message":"Your credit balance is too low to access the Anthropic API.","type":"invalid_request_error"}}"#,
+                Quota,
+                "Your credit balance is too low to access the Anthropic API.",
+                Some("invalid_request_error"),
+            ),
+            (
+                400,
+                r#"{"error":{"message":"'Your credit balance is too low' is no role; spending limit","type":"invalid_request_error"}}"#,
+                Invalid,
+                "'Your credit balance is too low' is no role; spending limit",
+                Some("invalid_request_error"),
             ),
             (
                 429,

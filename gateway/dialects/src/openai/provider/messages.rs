@@ -49,8 +49,8 @@ fn put_images(out: &mut BytesMut, results: &[Message]) {
     }
 }
 
-/// Writes one message. Fields that the API lacks are left out: the signature of a reasoning, and the mark of a failed
-/// call (the call's result says so in words).
+/// Writes one message. Fields that the API lacks are left out: the signature of a reasoning, at OpenAI that of a call, and the
+/// mark of a failed call (the call's result says so in words).
 fn put(codec: &ChatCodec, out: &mut BytesMut, message: &Message) {
     let mut object = Object::open(out);
     object.string("role", role(message.role));
@@ -75,7 +75,7 @@ fn put(codec: &ChatCodec, out: &mut BytesMut, message: &Message) {
         }
     }
     if !message.tool_calls.is_empty() {
-        list(object.key("tool_calls"), &message.tool_calls, put_call);
+        list(object.key("tool_calls"), &message.tool_calls, |out, call| put_call(codec.server, out, call));
     }
     object.optional("tool_call_id", message.tool_call_id.as_deref());
     object.close();
@@ -122,7 +122,7 @@ pub(crate) fn put_source(out: &mut BytesMut, source: &ImageSource) {
     }
 }
 
-fn put_call(out: &mut BytesMut, call: &ToolCall) {
+fn put_call(server: Server, out: &mut BytesMut, call: &ToolCall) {
     let mut object = Object::open(out);
     object.string("id", &call.id);
     object.string("type", "function");
@@ -130,7 +130,7 @@ fn put_call(out: &mut BytesMut, call: &ToolCall) {
     function.string("name", &call.name);
     function.string("arguments", &call.arguments);
     function.close();
-    if let Some(signature) = &call.signature {
+    if let Some(signature) = call.signature.as_ref().filter(|_| server == Server::Compatible) {
         put_signature(&mut object, signature);
     }
     object.close();

@@ -12,7 +12,7 @@ use bytes::{BufMut, BytesMut};
 use super::calls::signature;
 use super::chat::effort;
 use super::messages::put_source;
-use super::{ChatCodec, fault, logprobs, put_signature, usage};
+use super::{ChatCodec, fault, logprobs, usage};
 use crate::answer_body::{Answer, Body, truncated};
 use crate::answer_json::{self as value, Object, list};
 use crate::identifiers;
@@ -118,7 +118,8 @@ fn put_input(out: &mut BytesMut, messages: &[Message]) {
 
 type PutItem<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&mut Object<'_>));
 
-/// Writes the items of one message: reasoning that the provider wants back, text, calls; or the result of a call.
+/// Writes the items of one message: reasoning that the provider wants back, text, calls; or the result of a call. The signature
+/// of a call (Gemini's) is left out: OpenAI refuses the field.
 fn put_items(message: &Message, item: PutItem<'_>) {
     if message.role == Role::Tool {
         return item(&mut |object| {
@@ -159,9 +160,6 @@ fn put_items(message: &Message, item: PutItem<'_>) {
             object.string("call_id", &call.id);
             object.string("name", &call.name);
             object.string("arguments", &call.arguments);
-            if let Some(signature) = &call.signature {
-                put_signature(object, signature);
-            }
         });
     }
 }
@@ -357,6 +355,10 @@ impl Answer for ResponseReader {
     fn ended(&self) -> bool {
         self.finish.is_some()
     }
+
+    fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
 }
 
 impl ResponseReader {
@@ -477,6 +479,8 @@ impl ResponseReader {
 
     fn whole(&mut self, whole: Whole, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         let status = whole.status.as_deref().unwrap_or_default();
+        // Of a failed response too: what it has used is billed.
+        self.usage = whole.usage.or(self.usage);
         let finish = match (status, whole.reason.as_deref()) {
             ("completed", _) => FinishReason::Stop,
             ("incomplete", Some("content_filter")) => FinishReason::ContentFilter,
@@ -495,7 +499,6 @@ impl ResponseReader {
             FinishReason::Stop if self.calls > 0 => FinishReason::ToolCalls,
             finish => finish,
         });
-        self.usage = whole.usage;
         Ok(())
     }
 }
