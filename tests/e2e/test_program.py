@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_terminal import Terminal
 
-from harness import ROOT, binary, user
+from harness import ROOT, binary, serving, user
 
 HERE = Path(__file__).resolve().parent
 
@@ -28,6 +28,13 @@ def test_version():
 def test_help_is_worth_reading(command):
     done = penstock(*command, "--help")
     assert done.returncode == 0 and len(done.stdout.splitlines()) > 8
+
+
+def test_a_stop_that_was_asked_for_is_no_warning(tmp_path):
+    with serving(tmp_path, workers=2) as gateway:
+        assert len(gateway.worker_pids()) == 2
+    log = gateway.log_path.read_text()
+    assert log.count("worker ended as requested") == 2 and "retry_in_ms" not in log, log
 
 
 def test_check_accepts_the_commented_config():

@@ -58,6 +58,8 @@ pub(super) enum Order {
     Kill,
     /// Start a process, if there is none.
     Start,
+    /// The worker has been told over its session to end: the end of its process is no fault, and [`Order::End`] follows.
+    Told,
     /// End the process, and start none until [`Order::Start`]; the worker has been told over its session.
     Stop,
     /// End the process and the supervisor. `told`: the worker was told over its session, so it gets `exit_deadline`.
@@ -181,7 +183,7 @@ impl Supervisor {
         loop {
             match self.orders.recv().await {
                 Some(Order::Start) => return Next::Start,
-                Some(Order::Kill | Order::Stop) => {}
+                Some(Order::Kill | Order::Stop | Order::Told) => {}
                 Some(Order::End { ended, .. }) => {
                     let _ = ended.send(());
                     return Next::Leave;
@@ -208,6 +210,10 @@ impl Supervisor {
             // There is nothing to kill: the order means a start at once.
             Err(_) | Ok(Some(Order::Kill | Order::Start)) => Next::Start,
             Ok(Some(Order::Stop)) => self.stopped().await,
+            Ok(Some(Order::Told)) => {
+                let _ = fs::remove_file(self.file("json"));
+                Next::Park
+            }
             Ok(Some(Order::End { ended, .. })) => {
                 let _ = fs::remove_file(self.file("json"));
                 let _ = ended.send(());
@@ -219,11 +225,14 @@ impl Supervisor {
 
     /// Waits for the end of the process and returns its description; `Err` when the actor ordered the end.
     async fn watch(&mut self, running: &mut Running) -> Result<End, Next> {
+        let mut told = false;
         loop {
             tokio::select! {
-                _ = running.pidfd.readable() => return Ok(self.epitaph(running)),
+                // Orders first: one may say that the end is no fault.
+                biased;
                 order = self.orders.recv() => match order {
                     Some(Order::Start) => {}
+                    Some(Order::Told) => told = true,
                     Some(Order::Kill) => {
                         warn!(worker = %self.name, pid = running.pid, "worker is killed: no sign of life");
                         running.witness.kills();
@@ -240,6 +249,8 @@ impl Supervisor {
                     }
                     None => return Err(Next::Leave),
                 },
+                // Of a worker that was told to end, the order to end is waited for, and finds the process gone.
+                _ = running.pidfd.readable(), if !told => return Ok(self.epitaph(running)),
             }
         }
     }

@@ -35,7 +35,9 @@ impl Actor {
     /// stays for that gateway.
     async fn end_workers(&mut self) {
         let mut orders = self.processes.take();
-        for (worker, _) in &orders {
+        for (worker, orders) in &orders {
+            // A full queue holds an order that ends the process.
+            let _ = orders.try_send(Order::Told);
             self.members.send(*worker, DownBody::Drain(EXIT));
         }
         let until = tokio::time::Instant::now() + DRAIN_NOTICE;
