@@ -124,6 +124,21 @@ async fn a_stream_that_breaks_after_its_first_token_is_broken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_is_too_large_is_made_once() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 73400320\r\n\r\n";
+    let large = vec![say(head), Step::Repeat(vec![b' '; 1 << 20], 70)];
+    let (one, two, front) = setup(vec![large], vec![whole("200 OK", WHOLE)], "").await;
+    let reply = send(front.address, chat(false, "")).await;
+    assert_eq!((reply.status, reply.header("x-should-retry")), (502, Some("false")), "{}", reply.text);
+    assert_eq!((one.seen.requests().len(), two.seen.requests().len()), (1, 0), "no other target bills it too");
+    let metrics = front.gateway.render_metrics();
+    assert!(
+        metrics.contains(r#"penstock_attempts_total{model="chat",target="one/big",outcome="unheld"} 1"#),
+        "{metrics}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_clients_fault_is_its_own() {
     let bad = r#"{"error":{"message":"too hot","type":"invalid_request_error","param":"temperature","code":null}}"#;
     let (_one, two, front) = setup(vec![whole("400 Bad Request", bad)], vec![whole("200 OK", WHOLE)], "").await;

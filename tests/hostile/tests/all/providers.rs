@@ -243,6 +243,22 @@ async fn our_key_is_our_business() {
         check(&reply, 502, "upstream_auth", "true");
         assert!(!reply.text.contains("sk-aaaa"), "{}", reply.text);
     }
+    // Nor are the words about our bill a client's.
+    for (status, body) in [
+        ("402 Pay", r#"{"error":{"message":"pay invoice 7"}}"#),
+        (
+            "429 Too Many",
+            r#"{"error":{"message":"see invoice 7","type":"insufficient_quota","code":"insufficient_quota"}}"#,
+        ),
+        (
+            "400 Bad",
+            r#"{"error":{"message":"see invoice 7","type":"invalid_request_error","code":"blocked_api_access"}}"#,
+        ),
+    ] {
+        let reply = once_with(whole(status, "", body), false, "key_env = \"KEY_A\"").await;
+        check(&reply, 429, "insufficient_quota", "true");
+        assert!(!reply.text.contains("invoice"), "{}", reply.text);
+    }
     let reply =
         once_with(whole("400 Bad", "", r#"{"error":{"message":"echo sk-aaaa"}}"#), false, "key_env = \"KEY_A\"").await;
     assert_eq!(reply.status, 400);
@@ -263,6 +279,26 @@ async fn another_key_takes_over_from_one_that_is_limited() {
     let reply = send(front.address, chat(false)).await;
     check(&reply, 429, "rate_limit_exceeded", "true");
     assert_eq!(reply.header("retry-after"), Some("60"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_account_takes_over_from_one_without_credit() {
+    let credit = r#"{"type":"error","error":{"type":"invalid_request_error","message":"Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing."}}"#;
+    let good = r#"{"id":"msg_1","type":"message","role":"assistant","content":[{"type":"text","text":"hi"}],"model":"big","stop_reason":"end_turn","stop_sequence":null,"usage":{"input_tokens":7,"output_tokens":1}}"#;
+    let body = r#"{"model":"big","max_tokens":5,"messages":[{"role":"user","content":"hi"}]}"#;
+    let request = || post("/v1/messages", body).replacen("Host: a\r\n", "Host: a\r\nConnection: close\r\n", 1);
+    let keys = "protocol = \"anthropic\"\nkeys_env = [\"KEY_A\", \"KEY_B\"]";
+    let (provider, front) = setup(vec![whole("400 Bad", "", credit), whole("200 OK", "", good)], keys).await;
+    for _ in 0..3 {
+        let reply = send(front.address, request()).await;
+        assert_eq!((reply.status, reply.text.contains("\"hi\"")), (200, true), "{}", reply.text);
+    }
+    let used: Vec<_> = provider.seen.requests().iter().map(|request| request.contains("sk-aaaa")).collect();
+    assert_eq!(used, [true, false, false, false], "the account without credit is left alone");
+    let (_provider, front) = setup(vec![whole("400 Bad", "", credit)], keys).await;
+    let reply = send(front.address, request()).await;
+    assert_eq!((reply.status, reply.header("x-penstock-error-source")), (429, Some("upstream")), "{}", reply.text);
+    assert!(!reply.text.contains("Billing") && !reply.text.contains("balance"), "{}", reply.text);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -348,7 +384,8 @@ async fn silence_has_a_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endless_event_is_cut_off() {
     let line = vec![sse_head(), say("4000000\r\ndata: "), Step::Repeat(vec![b'x'; 1 << 20], 60)];
-    check(&once_with(line, true, "[stream]\ncommit_ms = 60000").await, 502, "upstream_garbled", "true");
+    // The answer was begun, and is billed: a retry is not advised.
+    check(&once_with(line, true, "[stream]\ncommit_ms = 60000").await, 502, "upstream_garbled", "false");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
