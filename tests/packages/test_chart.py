@@ -83,13 +83,13 @@ def on_this_machine(things: list[dict], folder: Path) -> str:
     config = of_kind(things, "ConfigMap")[0]["data"]["penstock.toml"]
     places = written_in(things)
     for place in places:
-        volume = folder / place.replace("/", "_")
+        volume = folder / Path(place).name
         volume.mkdir(exist_ok=True)
         # As the cluster makes an empty folder with an fsGroup. (A claim's is 2775: for the whole group.)
         volume.chmod(0o2777)
     config = re.sub(
         rf'"({"|".join(places)})(/[^"]*)?"',
-        lambda found: f'"{folder / found[1].replace("/", "_")}{found[2] or ""}"',
+        lambda found: f'"{folder / Path(found[1]).name}{found[2] or ""}"',
         config,
     )
     config = re.sub(r'"/models/[^"]*"', f'"{DEMO_MODEL}"', config)
