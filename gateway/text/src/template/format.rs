@@ -13,6 +13,9 @@ use super::{
 
 /// Widths and precisions above this are refused.
 const WIDTH_MAX: usize = 1 << 20;
+/// Most digits behind the point of a float. Rust's formatting panics beyond 65,535; a float has 1,074 digits at most that are
+/// not zeros.
+const DIGITS_MAX: usize = 1 << 15;
 
 /// How a value is shown.
 #[derive(Default)]
@@ -282,7 +285,9 @@ fn field_value(machine: &mut Machine<'_>, name: &str, args: &Arguments, counter:
             value = machine.item(&value, &key)?;
             rest = after;
         } else {
-            let after = &rest[1..];
+            let Some(after) = rest.strip_prefix('.') else {
+                return fault("Only '.' or '[' may follow ']' in format field specifier");
+            };
             let end = after.find(['.', '[']).unwrap_or(after.len());
             value = machine.attribute(&value, &after[..end].into())?;
             rest = &after[end..];
@@ -394,6 +399,9 @@ fn float_text(value: f64, kind: Option<char>, spec: &Spec) -> Run<String> {
         return Ok(if kind.is_some_and(|kind| kind.is_ascii_uppercase()) { text.to_uppercase() } else { text });
     }
     let precision = spec.precision;
+    if precision.is_some_and(|digits| digits > DIGITS_MAX) {
+        return fault("precision too big");
+    }
     Ok(match kind {
         None if precision.is_none() => print::float(value),
         Some('f' | 'F') => format!("{value:.*}", precision.unwrap_or(6)),

@@ -184,12 +184,19 @@ impl ChatTemplate {
             with_tools.then(|| named(TOOL_USE)).flatten().or_else(|| named(DEFAULT)).ok_or(RenderError::NoDefault)?;
         // The model's own tokens come last: no variable of a request replaces them.
         let tokens = self.named_tokens.iter().map(|(name, token)| (name.clone(), Value::Str(token.clone())));
-        machine::render(template, variables.into_iter().chain(tokens), settings).map_err(|error| match error {
+        let rendered = guarded(|| machine::render(template, variables.into_iter().chain(tokens), settings));
+        rendered.map_err(|error| match error {
             RenderError::Refused(words) => RenderError::Refused(clip(&words)),
             RenderError::Failed(words) => RenderError::Failed(clip(&words)),
             other => other,
         })
     }
+}
+
+/// Runs the evaluator behind a panic guard: a template that finds a defect of the evaluator fails, and ends nothing else.
+fn guarded<T>(work: impl FnOnce() -> Result<T, RenderError>) -> Result<T, RenderError> {
+    let panicked = |_| RenderError::Failed("the template evaluator panicked on it".to_owned());
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).map_err(panicked)?
 }
 
 fn knows_null_content(source: &str) -> bool {

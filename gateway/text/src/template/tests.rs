@@ -88,6 +88,54 @@ fn named_templates_are_chosen_by_tools() {
     assert_eq!(template.render(Vec::new(), true, 0).as_deref(), Ok("t"));
 }
 
+#[test]
+fn formats_that_are_no_formats_are_faults() {
+    let words = "Only '.' or '[' may follow ']' in format field specifier";
+    let digits = "precision too big";
+    for (expression, expected) in [
+        ("'{0[a]\u{e9}}'.format({'a': 1})", words),
+        ("'{0[a]\u{1f642}b}'.format({'a': 1})", words),
+        ("'{0[a]b}'.format({'a': 1})", words),
+        ("'{:.70000f}'.format(1.5)", digits),
+        ("'{:.70000e}'.format(1.5)", digits),
+        ("'{:.70000%}'.format(1.5)", digits),
+        ("'{:.70000g}'.format(0.00015)", digits),
+        ("'{:.70000}'.format(1.5)", digits),
+        ("'%.70000f' % 1.5", digits),
+        ("'%.70000E' % 1", digits),
+        ("'%#.*g' % (70000, 0.00015)", digits),
+    ] {
+        let template = format!("{{{{ {expression} }}}}");
+        let failed = RenderError::Failed(expected.into());
+        assert_eq!(render(&template, Vec::new()), Err(failed), "{template}");
+    }
+}
+
+#[test]
+fn every_precision_that_is_taken_is_printed() {
+    for (format, value, length) in [
+        ("{:.32768f}", "0.5", 32_770),
+        ("{:.32768%}", "0.5", 32_772),
+        ("{:.32768e}", "0.5", 32_774),
+        // Three digits more behind the point than the precision: zeros in front of the first one do not count.
+        ("{:#.32768g}", "0.00015", 32_773),
+        ("{:.32768}", "0.5", 3),
+    ] {
+        let template = format!("{{{{ '{format}'.format({value}) | length }}}}");
+        assert_eq!(render(&template, Vec::new()), Ok(length.to_string()), "{template}");
+    }
+    let text = "{{ ('%.70000s' % ('x' * 80000)) | length }}";
+    assert_eq!(render(text, Vec::new()).as_deref(), Ok("70000"), "a text has no digits");
+}
+
+#[test]
+fn a_panic_of_the_evaluator_fails_the_template_and_nothing_else() {
+    let panicked = guarded(|| if true { panic!("a defect of the evaluator") } else { Ok(()) });
+    assert_eq!(panicked, Err(RenderError::Failed("the template evaluator panicked on it".into())));
+    assert_eq!(guarded(|| Ok(7)), Ok(7));
+    assert_eq!(guarded(|| Err::<(), _>(RenderError::TooMuch)), Err(RenderError::TooMuch));
+}
+
 /// Renders on a thread with a small stack: an overflow ends the process.
 #[test]
 fn deep_recursion_is_stopped_before_the_stack_ends() {
