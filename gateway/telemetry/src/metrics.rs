@@ -287,6 +287,10 @@ fn render_family(out: &mut String, metric: Metric, family: &Family) {
     let (name, kind, help) = metric.about();
     let kind_name = if kind == Kind::Counter { "counter" } else { "histogram" };
     let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind_name}\n");
+    if kind == Kind::Counter && metric.labels().is_empty() && family.is_empty() {
+        // Prometheus sees no increase in a series that begins with 1: the first event would raise no alert.
+        let _ = writeln!(out, "{name} 0");
+    }
     for series in family.values() {
         let labels = series.labels.as_str();
         let Kind::Histogram(bounds) = kind else {
@@ -351,6 +355,24 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_counter_without_labels_is_0_before_its_first_event() {
+        let metrics = Metrics::default();
+        let is_bare = |metric: &Metric| metric.about().1 == Kind::Counter && metric.labels().is_empty();
+        let bare: Vec<Metric> = Metric::ALL.into_iter().filter(is_bare).collect();
+        assert!(bare.contains(&Metric::Panics));
+        for metric in bare {
+            let lines = |metrics: &Metrics| {
+                let (text, name) = (metrics.render(&[]), format!("{} ", metric.about().0));
+                text.lines().filter_map(|line| line.strip_prefix(&name).map(str::to_owned)).collect::<Vec<_>>()
+            };
+            assert_eq!(lines(&metrics), ["0"], "{metric:?}");
+            metrics.count(metric, &[]);
+            assert_eq!(lines(&metrics), ["1"], "{metric:?}");
+        }
+        assert!(!metrics.render(&[]).contains("penstock_requests_total 0"), "a counter with labels");
     }
 
     #[test]

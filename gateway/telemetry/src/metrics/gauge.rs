@@ -312,7 +312,7 @@ impl Gauge {
             Gauge::AccessLinesLost => (
                 "penstock_access_log_lines_lost_total",
                 "counter",
-                "Lines lost because the access log could not be written.",
+                "Lines lost because the access log, or the file of a capture plugin, could not be written.",
             ),
             Gauge::SpansSent => ("penstock_spans_sent_total", "counter", "Spans that the collector took."),
             Gauge::SpansLost => (
