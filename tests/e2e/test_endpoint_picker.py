@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -642,6 +643,33 @@ def test_the_service_ends_with_its_requests(tmp_path):
             assert [chunk for chunk in stream][-1].choices[0].finish_reason == "stop"
             assert gateway.process.wait(60) == 0
             assert [line["end"] for line in lines(gateway) if line.get("stream")] == ["complete"], "its line is written"
+
+
+def test_a_signal_reaches_the_service_beside_the_gateways_own_answers(tmp_path):
+    """SIGTERM: the picker takes no more connections while an answer of the gateway's own goes on to its end."""
+
+    def is_refused() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=10).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    with Vllm() as one:
+        running, port = picking_gateway(tmp_path / "g", {"a": one})
+        with running as gateway:
+            go_on = threading.Event()
+            one.manner.before = lambda number: number == 2 and go_on.wait(60)
+            stream = client(gateway).chat.completions.create(model="chat", messages=user("x"), stream=True)
+            next(iter(stream))
+            wait_until(lambda: not is_refused(), "the picker serves")
+            gateway.process.terminate()
+            # A third of the grace time in which the answer is waited for.
+            wait_until(is_refused, "the picker takes no more connections", seconds=10)
+            assert gateway.process.poll() is None, "the answer goes on"
+            go_on.set()
+            assert [chunk for chunk in stream][-1].choices[0].finish_reason == "stop"
+            assert gateway.process.wait(60) == 0
 
 
 def test_an_upgrade_hands_the_socket_on(tmp_path):

@@ -242,9 +242,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     };
     let picker = Picker::prepare(&gateway, &config, &listeners)?;
     let leave = server::Leave::default();
+    let ending = picker.clone();
     let hooks = server::Hooks {
         leave: leave.clone(),
         stops: stops.map_or_else(server::Stops::catch, Ok).context("signals")?,
+        ending: Box::new(move || ending.end()),
         started: started(prepared, admin.clone(), {
             let (gateway, listeners, admin, fleet) = (gateway.clone(), listeners.clone(), admin.clone(), fleet.clone());
             let picker = picker.clone();
@@ -252,7 +254,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             move || {
                 accepting.store(true, Ordering::Relaxed);
                 follower.begin(live.clone());
-                picker.start(&gateway);
+                picker.start();
                 lock.sign();
                 let leave = move || {
                     fleet.settle();
@@ -306,13 +308,13 @@ fn started(
 struct Picker {
     /// Socket and TLS until it serves.
     settings: Arc<Mutex<Option<penstock_picker::Settings>>>,
-    running: Arc<Mutex<Option<penstock_picker::Running>>>,
-    /// Longest time of open requests when the process ends, and when another one takes over.
-    grace: (Duration, Duration),
+    running: Arc<Mutex<Option<Arc<penstock_picker::Running>>>>,
+    /// Gateway that picks; its config in force says how long open requests go on.
+    gateway: Arc<Gateway>,
 }
 
 impl Picker {
-    fn prepare(gateway: &Gateway, config: &Snapshot, listeners: &Listeners) -> anyhow::Result<Self> {
+    fn prepare(gateway: &Arc<Gateway>, config: &Snapshot, listeners: &Listeners) -> anyhow::Result<Self> {
         let listener = listeners.picker().context("the endpoint picker's socket")?;
         let settings = match listener.zip(config.endpoint_picker.as_ref()) {
             Some((listener, asked)) => {
@@ -321,36 +323,48 @@ impl Picker {
             }
             None => None,
         };
-        let grace = (config.grace, config.upgrade_grace);
-        Ok(Self { settings: Arc::new(Mutex::new(settings)), running: Arc::default(), grace })
+        Ok(Self { settings: Arc::new(Mutex::new(settings)), running: Arc::default(), gateway: gateway.clone() })
     }
 
     /// Serves, once.
-    fn start(&self, gateway: &Arc<Gateway>) {
+    fn start(&self) {
         let settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(settings) = settings else { return };
         let listen = settings.listener.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
         let tls = settings.tls.is_some();
-        match penstock_picker::start(gateway.clone(), settings) {
+        match penstock_picker::start(self.gateway.clone(), settings) {
             Ok(running) => {
                 tracing::info!(listen, tls, "endpoint picker serves");
-                *self.running() = Some(running);
+                *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(running));
             }
             Err(error) => tracing::error!(%error, "the endpoint picker could not start"),
         }
     }
 
-    fn running(&self) -> std::sync::MutexGuard<'_, Option<penstock_picker::Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Handle of the service; no lock is held on it, since the wait for its end can be long.
+    fn running(&self) -> Option<Arc<penstock_picker::Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Leaves new requests to the next process; open ones go on.
     fn leave(&self) {
-        self.running().iter().for_each(|running| running.leave(self.grace.1));
+        let grace = self.gateway.serving().config.upgrade_grace;
+        self.running().iter().for_each(|running| running.leave(grace));
     }
 
+    /// Takes no more requests, since a signal ends the process; open ones end beside the gateway's own, within the same grace time.
+    fn end(&self) {
+        // Whoever has not begun to serve does not begin any more.
+        drop(self.settings.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let grace = self.gateway.serving().config.grace;
+        self.running().iter().for_each(|running| running.leave(grace));
+    }
+
+    /// Waits for the open requests until the grace time is over that [`Self::leave`] or [`Self::end`] has set.
     fn stop(&self) {
-        self.running().iter().for_each(|running| running.stop(self.grace.0));
+        let serving = self.gateway.serving();
+        let grace = if self.gateway.is_leaving() { serving.config.upgrade_grace } else { serving.config.grace };
+        self.running().iter().for_each(|running| running.stop(grace));
     }
 }
 
@@ -405,11 +419,16 @@ pub(crate) fn worker_command(program: PathBuf, identity: String) -> WorkerComman
         let key = check::options(pool).and_then(|options| inspect::weights_key(&options, program));
         key.map_err(|error| format!("{:#}", anyhow::Error::from(error)))
     };
+    let is_on_gpu = |pool: &PoolConfig| {
+        let is_on_gpu = check::options(pool).and_then(|options| inspect::is_on_gpu(&options));
+        is_on_gpu.map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+    };
     WorkerCommand {
         program,
         identity,
         args: worker_args,
         inspect: check::weights,
+        is_on_gpu,
         weights_key,
         layout,
         demo: demo::FILES,

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::MESSAGE_BYTES_MAX;
@@ -125,12 +125,20 @@ pub fn start<C: Chooser>(chooser: Arc<C>, settings: Settings) -> io::Result<Runn
 }
 
 impl Running {
-    /// Accepts no more connections and streams; those that are open go on for `grace`.
+    /// Accepts no more connections and streams; those that are open go on for `grace`. A later call can only shorten the time
+    /// that is left.
     pub fn leave(&self, grace: Duration) {
-        self.stop.send_if_modified(|until| until.replace(Instant::now() + grace).is_none());
+        let asked = Instant::now() + grace;
+        self.stop.send_if_modified(|until| {
+            let is_sooner = until.is_none_or(|until| asked < until);
+            if is_sooner {
+                *until = Some(asked);
+            }
+            is_sooner
+        });
     }
 
-    /// Ends the service: waits for open streams until `grace` is over, or the time that [`Running::leave`] has set.
+    /// Ends the service: waits for open streams until `grace` is over, or a sooner time that [`Running::leave`] has set.
     pub fn stop(&self, grace: Duration) {
         self.leave(grace);
         if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -155,7 +163,7 @@ async fn accept<C: Chooser>(chooser: Arc<C>, listener: TcpListener, tls: Option<
     }
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
-    let stop = stopped.clone();
+    let mut stop = stopped.clone();
     loop {
         let accepted = tokio::select! {
             biased;
@@ -202,9 +210,16 @@ async fn accept<C: Chooser>(chooser: Arc<C>, listener: TcpListener, tls: Option<
         });
     }
     drop(listener);
-    let until = stop.borrow().unwrap_or_else(Instant::now);
-    // Err: the grace time is over; what is left is cut.
-    let _ = tokio::time::timeout_at(until, async { while connections.join_next().await.is_some() {} }).await;
+    loop {
+        let until = stop.borrow_and_update().unwrap_or_else(Instant::now);
+        tokio::select! {
+            () = async { while connections.join_next().await.is_some() {} } => return,
+            // The grace time is over; what is left is cut.
+            () = sleep_until(until) => return,
+            // The grace time is shorter now.
+            Ok(()) = stop.changed() => {}
+        }
+    }
 }
 
 async fn connection<C: Chooser, T: AsyncRead + AsyncWrite + Unpin>(chooser: Arc<C>, io: T, mut stopped: Stopped) {
@@ -219,7 +234,7 @@ async fn connection<C: Chooser, T: AsyncRead + AsyncWrite + Unpin>(chooser: Arc<
     let Ok(Ok(mut connection)) = timeout(HANDSHAKE_MAX, builder.handshake(io)).await else { return };
     let Some(pings) = connection.ping_pong() else { return };
     let mut gone = std::pin::pin!(gone(pings));
-    let (mut streams, mut leaving) = (JoinSet::new(), false);
+    let (mut streams, mut leaving, of_streams) = (JoinSet::new(), false, stopped.clone());
     loop {
         tokio::select! {
             _ = stopped.wait_for(Option::is_some), if !leaving => {
@@ -231,7 +246,9 @@ async fn connection<C: Chooser, T: AsyncRead + AsyncWrite + Unpin>(chooser: Arc<
                 ended.into_iter().for_each(|ended| note_panic(&*chooser, ended));
             }
             accepted = connection.accept() => match accepted {
-                Some(Ok((request, respond))) => drop(streams.spawn(stream(chooser.clone(), request, respond))),
+                Some(Ok((request, respond))) => {
+                    drop(streams.spawn(stream(chooser.clone(), request, respond, of_streams.clone())));
+                }
                 // The connection is done; its streams have ended with it.
                 Some(Err(error)) => {
                     static SELDOM: Seldom = Seldom::new();
@@ -268,7 +285,12 @@ async fn gone(mut pings: PingPong) {
     }
 }
 
-async fn stream<C: Chooser>(chooser: Arc<C>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+async fn stream<C: Chooser>(
+    chooser: Arc<C>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    stopped: Stopped,
+) {
     let kind = request.headers().get(header::CONTENT_TYPE);
     let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
     if request.method() != Method::POST || !is_grpc {
@@ -290,7 +312,7 @@ async fn stream<C: Chooser>(chooser: Arc<C>, request: Request<RecvStream>, mut r
     let Ok(mut send) = respond.send_response(answer, false) else { return };
     let status = match path.as_str() {
         PROCESS => process(chooser, &mut body, &mut send).await,
-        _ => health(chooser, &mut body, &mut send, path == WATCH).await,
+        _ => health(chooser, &mut body, &mut send, stopped, path == WATCH).await,
     };
     // None: the proxy has left.
     if let Some(status) = status {
@@ -463,11 +485,12 @@ fn make_room<C: Chooser>(frames: &mut Reader, talk: &mut Conversation<C>, more: 
     Ok(())
 }
 
-/// Answers a health check, once or at every change.
+/// Answers a health check: once, or at every change until the service is to end.
 async fn health<C: Chooser>(
     chooser: Arc<C>,
     body: &mut RecvStream,
     send: &mut SendStream<Bytes>,
+    mut stopped: Stopped,
     watches: bool,
 ) -> Option<Status> {
     let mut frames = Reader::default();
@@ -490,10 +513,10 @@ async fn health<C: Chooser>(
         }
     };
     let place = SERVICES.iter().position(|service| *service == asked.service);
-    let status = || match place {
+    let status = |ends: bool| match place {
         None => ServingStatus::ServiceUnknown,
         Some(0 | 1) => ServingStatus::Serving,
-        Some(_) if chooser.is_ready() => ServingStatus::Serving,
+        Some(_) if !ends && chooser.is_ready() => ServingStatus::Serving,
         Some(_) => ServingStatus::NotServing,
     };
     if place.is_none() && !watches {
@@ -501,17 +524,20 @@ async fn health<C: Chooser>(
     }
     let mut said = None;
     loop {
-        let now = status();
+        let ends = stopped.borrow().is_some();
+        let now = status(ends);
         if said != Some(now) {
             let answer = HealthCheckResponse { status: now as i32 };
             write(send, framed(&answer), HANDSHAKE_MAX).await?;
             said = Some(now);
         }
-        if !watches {
+        if !watches || ends {
+            // Whoever watches on would keep the connection until the grace time is over.
             return Some(Status::Ok);
         }
         tokio::select! {
             _ = poll_fn(|context| send.poll_reset(context)) => return None,
+            Ok(_) = stopped.wait_for(Option::is_some) => {}
             () = sleep(WATCH_EACH) => {}
         }
     }

@@ -165,6 +165,9 @@ pub struct Hooks {
     pub leave: Leave,
     /// Signals of the system that end the server.
     pub stops: Stops,
+    /// Callback for the moment when a signal ends the server: whatever serves beside the listeners takes no more requests
+    /// either, and its open ones end within the same grace time. A later signal calls it again.
+    pub ending: Box<dyn Fn() + Send + Sync>,
     /// Callback for the moment when all answers have ended.
     pub stop: Box<dyn Fn() + Send + Sync>,
 }
@@ -197,8 +200,8 @@ pub fn run(
         log.flush_logs();
     });
     let drained = stop.clone();
-    let (leave, stops) = (hooks.leave, Mutex::new(Some(hooks.stops)));
-    let signals = Signals { gateway, listeners, socket: config.unix.clone(), leave, stops, drained };
+    let (leave, stops, ending) = (hooks.leave, Mutex::new(Some(hooks.stops)), hooks.ending.into());
+    let signals = Signals { gateway, listeners, socket: config.unix.clone(), leave, stops, ending, drained };
     server.run(RunArgs { shutdown_signal: Box::new(signals) });
     stop();
     Ok(())

@@ -14,6 +14,7 @@ use tokio::time::{Instant as Deadline, sleep, timeout};
 use super::log::{body, request};
 use super::*;
 use crate::framing::framed;
+use crate::messages::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
 use crate::server::{Running, Settings, start};
 
 /// Longest wait for what must come: it says that something hangs, not how fast it is.
@@ -66,9 +67,14 @@ impl Proxy {
         Self { send, connection }
     }
 
-    /// Opens a stream with these bytes.
+    /// Opens a stream about a request with these bytes.
     async fn ask(&self, bytes: Vec<u8>, ends: bool) -> (ResponseFuture, SendStream<Bytes>) {
-        let uri = "http://picker/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+        self.call("envoy.service.ext_proc.v3.ExternalProcessor/Process", bytes, ends).await
+    }
+
+    /// Opens a stream of a method with these bytes.
+    async fn call(&self, method: &str, bytes: Vec<u8>, ends: bool) -> (ResponseFuture, SendStream<Bytes>) {
+        let uri = format!("http://picker/{method}");
         let asked = Request::post(uri).header("content-type", "application/grpc").body(()).expect("a request");
         let (answer, mut stream) =
             self.send.clone().ready().await.expect("open").send_request(asked, false).expect("a stream");
@@ -193,4 +199,54 @@ async fn the_end_of_the_process_and_a_panic_leave_lines() {
         told(&service.double);
     }
     service.running.stop(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn of_two_ends_the_sooner_one_counts() {
+    for graces in [[30, 0, 0], [0, 30, 30], [30, 30, 0]] {
+        let service = Service::of(double());
+        let proxy = Proxy::of(&service).await;
+        let (answer, _stream) = proxy.ask(messages([request(), body()]), false).await;
+        let _open = replied(answer).await;
+        let [upgrade, signal, end] = graces.map(Duration::from_secs);
+        let began = std::time::Instant::now();
+        service.running.leave(upgrade);
+        service.running.leave(signal);
+        service.running.stop(end);
+        assert!(began.elapsed() < Duration::from_secs(25), "{graces:?}: {:?}", began.elapsed());
+        let lines = std::mem::take(&mut *service.double.lines.lock().expect("not poisoned"));
+        assert_eq!((lines.len(), &lines[0]["end"]), (1, &json!("cut")), "{graces:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_ends_takes_no_streams_and_waits_for_no_watch() {
+    let service = Service::of(double());
+    let proxy = Proxy::of(&service).await;
+    let said = |status: ServingStatus| framed(&HealthCheckResponse { status: status as i32 });
+    let asked = framed(&HealthCheckRequest { service: "readiness".into() });
+    let (answer, _stream) = proxy.call("grpc.health.v1.Health/Watch", asked.to_vec(), false).await;
+    let mut watched = timeout(PATIENCE, answer).await.expect("in time").expect("a head").into_body();
+    let next = timeout(PATIENCE, watched.data()).await.expect("in time");
+    assert_eq!(next.expect("a status").expect("bytes"), said(ServingStatus::Serving));
+    let (answer, mut stream) = proxy.ask(messages([request(), body()]), false).await;
+    let mut open = replied(answer).await;
+
+    service.running.leave(PATIENCE);
+    let next = timeout(PATIENCE, watched.data()).await.expect("in time");
+    assert_eq!(next.expect("a status").expect("bytes"), said(ServingStatus::NotServing));
+    assert!(timeout(PATIENCE, watched.data()).await.expect("in time").is_none(), "the watch ends");
+    let until = Deadline::now() + PATIENCE;
+    while TcpStream::connect(service.address).await.is_ok() || proxy.send.clone().ready().await.is_ok() {
+        assert!(Deadline::now() < until, "new connections and streams are taken");
+        sleep(Duration::from_millis(5)).await;
+    }
+    assert!(service.double.lines.lock().expect("not poisoned").is_empty(), "the open request goes on");
+    let ok = head(&[(":status", "200"), ("content-type", "application/json")], false);
+    stream.send_data(messages([Step::ResponseHeaders(ok)]).into(), true).expect("it is sent");
+    timeout(PATIENCE, open.data()).await.expect("in time").expect("a reply").expect("bytes");
+    assert_eq!(service.lines(1).await.len(), 1);
+    let began = std::time::Instant::now();
+    service.running.stop(PATIENCE);
+    assert!(began.elapsed() < PATIENCE / 2, "nothing is open: {:?}", began.elapsed());
 }

@@ -37,7 +37,27 @@ pub(super) struct Signals {
     pub(super) leave: Leave,
     /// Signal streams; `None`: a task listens to them already.
     pub(super) stops: Mutex<Option<Stops>>,
+    /// Callback for the moment when a signal asks for the end: [`super::Hooks::ending`].
+    pub(super) ending: Arc<dyn Fn() + Send + Sync>,
     pub(super) drained: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl Signals {
+    /// Stops accepting, and tells the manager and whatever serves beside the listeners. True if a signal has ended the server, and
+    /// no other process serves.
+    fn begin(&self) -> bool {
+        let is_signal = !self.gateway.is_leaving();
+        self.listeners.close();
+        if is_signal {
+            (self.ending)();
+            upgrade::notify_manager("STOPPING=1");
+            if let Some(path) = &self.socket {
+                // A client that connects from now on gets an error at once. The socket's file may be gone already.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        is_signal
+    }
 }
 
 /// Streams of SIGTERM, SIGQUIT and SIGINT. Before they are made, these signals end the process at once; from then on
@@ -109,29 +129,24 @@ impl ShutdownSignalWatch for Signals {
             _ = stops.next() => {}
             () = self.leave.0.notified() => {}
         }
-        let is_leaving = self.gateway.is_leaving();
-        self.listeners.close();
-        if !is_leaving {
-            upgrade::notify_manager("STOPPING=1");
-            if let Some(path) = &self.socket {
-                // A client that connects from now on gets an error at once. The socket's file may be gone already.
-                let _ = std::fs::remove_file(path);
-            }
-        }
-        let hurry = Arc::new(AtomicBool::new(!is_leaving));
+        let hurry = Arc::new(AtomicBool::new(self.begin()));
         let drain = Drain { gateway: self.gateway.clone(), hurry: hurry.clone(), drained: self.drained.clone() };
         // Pingora sleeps through the whole grace time on this thread; this one leaves as soon as nothing is in flight.
         std::thread::spawn(move || drain.run());
-        tokio::spawn(impatience(stops, hurry, self.gateway.clone()));
+        let (gateway, ending) = (self.gateway.clone(), self.ending.clone());
+        tokio::spawn(async move { impatience(&mut stops, &hurry, &gateway, &*ending).await });
         ShutdownSignal::GracefulTerminate
     }
 }
 
-/// Handles signals during a drain: hurries it, or ends the process.
-async fn impatience(mut stops: Stops, hurry: Arc<AtomicBool>, gateway: Arc<Gateway>) {
+/// Handles signals during a drain: hurries it, and whatever serves beside the listeners, or ends the process.
+async fn impatience(stops: &mut Stops, hurry: &AtomicBool, gateway: &Gateway, ending: &(dyn Fn() + Send + Sync)) {
     loop {
         match stops.next().await {
-            Stop::Drain => hurry.store(true, Ordering::Relaxed),
+            Stop::Drain => {
+                hurry.store(true, Ordering::Relaxed);
+                ending();
+            }
             Stop::Interrupt => {
                 gateway.flush_logs();
                 std::process::exit(130);
@@ -242,5 +257,43 @@ impl Drain {
             !gateway.is_leaving() || gateway.metrics.connections_now() == 0 && gateway.is_rested(Beside::Batches);
         // Asked last: from then on nothing is kept back for requests that may still come.
         gateway.metrics.in_flight_now() == 0 && alone && gateway.is_saved()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use penstock_config::{Overrides, load};
+    use penstock_telemetry::AccessLog;
+
+    use super::*;
+
+    /// A server at its begin, and the number of times that those beside it were told of the end.
+    fn signals() -> (Signals, Arc<AtomicUsize>) {
+        let overrides = Overrides { listen: Some("127.0.0.1:0".into()), ..Overrides::default() };
+        let mut config = load(None, &overrides, &|_| None).expect("the default");
+        let listeners = Arc::new(Listeners::bind(&mut config, PathBuf::new(), None).expect("a free port"));
+        let log = AccessLog::open("off").expect("nothing is opened");
+        let gateway = Arc::new(Gateway::new(config, log, Vec::new(), Vec::new()));
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = told.clone();
+        let ending = Arc::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let (leave, stops, drained) = (Leave::default(), Mutex::default(), Arc::new(|| {}));
+        (Signals { gateway, listeners, socket: None, leave, stops, ending, drained }, told)
+    }
+
+    #[test]
+    fn whoever_serves_beside_the_listeners_hears_of_a_signal_before_the_answers_have_ended() {
+        let (signals, told) = signals();
+        signals.gateway.metrics.in_flight(1);
+        assert!(signals.begin());
+        assert_eq!(told.load(Ordering::SeqCst), 1, "an answer is in progress");
+        let (signals, told) = self::signals();
+        signals.gateway.leave();
+        assert!(!signals.begin());
+        assert_eq!(told.load(Ordering::SeqCst), 0, "another process serves: there is more time");
     }
 }
