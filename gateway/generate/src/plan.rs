@@ -189,8 +189,9 @@ impl Plan {
         let asked = sampling.max_tokens.unwrap_or(COMPLETION_TOKENS_DEFAULT);
         let mut prompts = Vec::with_capacity(complete.prompts.len());
         for prompt in &complete.prompts {
+            let of_prompt = |text| if complete.prompt_tail.is_some() { model.tail_of(text) } else { text };
             let tokens = match prompt {
-                Prompt::Text(text) => encode(model, text, true)?,
+                Prompt::Text(text) => encode(model, of_prompt(text), true)?,
                 Prompt::Tokens(tokens) => tokens.clone(),
             };
             if tokens.is_empty() {
@@ -200,7 +201,7 @@ impl Plan {
             let tokens = truncate::tail(tokens, complete.prompt_tail, Some(asked), context_tokens);
             let max_tokens = completion_tokens(asked, tokens.len(), context_tokens)?;
             let text = match prompt {
-                Prompt::Text(text) if complete.echo && tokens.len() == whole => text.clone(),
+                Prompt::Text(text) if complete.echo && tokens.len() == whole => of_prompt(text).to_owned(),
                 _ if complete.echo => model.decode(&tokens, true),
                 _ => String::new(),
             };
@@ -485,7 +486,7 @@ fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_dialects::openai::decode_chat;
+    use penstock_dialects::openai::{decode_chat, decode_completion};
     use penstock_proto::frames::{Guide, ReasoningBudget};
     use penstock_proto::{Capabilities, Capability};
     use penstock_types::Bounds;
@@ -539,6 +540,35 @@ mod tests {
             let failure = room(tokens, 100, "messages").expect_err("no room");
             assert_eq!((failure.status(), failure.shape().code), (400, Some("context_length_exceeded")));
         }
+    }
+
+    #[test]
+    fn the_end_of_a_prompt_is_kept_however_long_the_prompt_is() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
+        let model = TextModel::from_dir(&folder).expect("the demo model's tokenizer");
+        let text = format!("{} and the very last words", "é1 ".repeat(model.text_bytes_max() / 4 + 1));
+        assert!(text.len() > model.text_bytes_max());
+        let rules = AnswerRules::default;
+        let complete = |keys: &str| {
+            let body = format!(r#"{{"model":"m","prompt":"{text}","max_tokens":4{keys}}}"#);
+            let request = decode_completion(body.as_bytes(), &Bounds::default()).expect("a request");
+            Plan::complete(&request, &model, 100, Surface::Completions, rules())
+                .map(|plan| plan.prompts[0].tokens.clone())
+        };
+        let want = model.encode(" and the very last words", false).expect("tokens");
+        let kept = complete(&format!(r#","truncate_prompt_tokens":{}"#, want.len())).expect("it is cut");
+        assert_eq!(kept[..], want[..]);
+        let fitting = complete(r#","truncate_prompt_tokens":-1"#).expect("it is cut");
+        assert!(fitting.len() <= 96 && fitting.ends_with(&want), "{}", fitting.len());
+        assert_eq!(complete("").map_err(|failure| failure.shape().code), Err(Some("context_length_exceeded")));
+        let chat = |keys: &str| {
+            let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]{keys}}}"#);
+            let request = decode_chat(body.as_bytes(), &Bounds::default()).expect("a request");
+            Plan::chat(&request, &model, 100, Surface::Chat, rules()).map(|plan| plan.prompts[0].tokens.to_vec())
+        };
+        let kept = chat(r#","truncate_prompt_tokens":24"#).expect("it is cut");
+        assert!(kept.len() == 24 && model.decode(&kept, true).contains("very last words<|im_end|>"));
+        assert_eq!(chat("").map_err(|failure| failure.shape().code), Err(Some("context_length_exceeded")));
     }
 
     #[test]

@@ -301,6 +301,8 @@ fn too_large(param: &str, what: &str) -> Failure {
 /// Tokens of a text with the special tokens that the tokenizer adds; with `cut`, so many at most, the special ones
 /// among them.
 fn encode(model: &TextModel, text: &str, cut: Option<usize>) -> Result<Vec<u32>, ApiError> {
+    // Without a cut a text that is too long to be tokenized is refused.
+    let text = if cut.is_some() { model.head_of(text) } else { text };
     let tokens = model.encode(text, true)?;
     let Some(most) = cut.filter(|most| tokens.len() > *most) else { return Ok(tokens) };
     let mut plain = model.encode(text, false)?;
@@ -495,10 +497,45 @@ impl Drop for InputEvents {
 mod tests {
     use super::*;
     use penstock_proto::frames::{Token, TokenLogprobs};
+    use penstock_text::TextFiles;
 
     fn plan(wanted: Wanted) -> InputPlan {
         let inputs = vec![Input { tokens: Arc::from([1, 2, 3]), second_text: 2, pooled_from: 1 }];
         InputPlan { inputs, wanted, priority: 0, adapter: None }
+    }
+
+    /// The demo model's tokenizer as that of a model with a context of 512 tokens, whose texts end with `<|endoftext|>` where vectors are made.
+    fn short_model() -> TextModel {
+        let config = br#"{"model_max_length": 512, "add_eos_token": true, "eos_token": "<|endoftext|>"}"#;
+        let files = TextFiles {
+            tokenizer_json: include_bytes!("../../../models/penstock-demo/tokenizer.json").into(),
+            tokenizer_config_json: Some(config.into()),
+            ..TextFiles::default()
+        };
+        let model = TextModel::load(&files).expect("a tokenizer");
+        model.with_task(Task::Embed(VectorRules::default())).expect("an end")
+    }
+
+    #[test]
+    fn a_text_is_cut_before_its_end_however_long_it_is() {
+        let model = short_model();
+        let end = model.token_id("<|endoftext|>").expect("a token");
+        let words = "one two three four five six seven eight nine ten ";
+        // The limit lies within a letter of the last one.
+        for text in [words.to_owned(), words.repeat(1500), format!("{words}{}", "é".repeat(40_000))] {
+            let all = model.encode(&text[..words.len()], false).expect("tokens");
+            for most in [1, 2, 8] {
+                let cut = encode(&model, &text, Some(most)).expect("it is cut");
+                assert_eq!(cut, [&all[..most - 1], &[end]].concat(), "{most} of {} bytes", text.len());
+            }
+            let kept = encode(&model, &text, Some(1 << 20)).expect("it is cut where the limit is");
+            assert_eq!((kept.last(), kept[..4] == all[..4]), (Some(&end), true));
+        }
+        let long = words.repeat(1500);
+        let error = encode(&model, &long, None).expect_err("nothing is cut unasked");
+        assert_eq!(error.kind, ApiErrorKind::ContextLength);
+        let lasting = encode(&model, &long[..60_000], None).expect("short enough");
+        assert_eq!(lasting.last(), Some(&end));
     }
 
     #[test]

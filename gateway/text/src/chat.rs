@@ -81,8 +81,10 @@ impl TextModel {
         if request.continue_final_message {
             marked = cut_at_tag(&marked)?;
         }
+        // Of a prompt that is cut, the last tokens are kept.
+        let kept = if request.prompt_tail.is_some() { self.tail_of(&marked) } else { &marked };
         let tokens = self
-            .encode_marked(&marked, marker)
+            .encode_marked(kept, marker)
             .map_err(|error| ApiError { param: Some("messages".into()), ..error.into() })?;
         let opens_reasoning =
             self.reasoning_markers().is_some_and(|markers| markers.opened_by(&marked, request.continue_final_message));

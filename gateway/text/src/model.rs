@@ -11,12 +11,14 @@ use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer};
 
 use crate::{
+    added::Lacking,
+    around::{self, Around, Asked},
     call_ids::CallIds,
     control::{ControlTokens, SpecialNames},
     detokenize::Detokenizer,
     error::{TextError, clip},
     reasoning::{GoesOn, ReasoningMarkers},
-    task::Task,
+    task::{Task, VectorPooling},
     template::ChatTemplate,
     tokenizer,
     tools::{CallRule, CallableTool, Checkpoint, PHI_CALL_MARKS, Signs, ToolFormat, write_content},
@@ -89,6 +91,10 @@ pub struct TextModel {
     text_bytes_max: usize,
     hash: [u8; 32],
     task: Task,
+    around: Around,
+    /// Tokens that the checkpoint wants around texts, and the name of its end token.
+    asked_around: (Asked, Option<String>),
+    left_out: Vec<String>,
 }
 
 impl std::fmt::Debug for TextModel {
@@ -109,26 +115,25 @@ impl TextModel {
     /// [`TextError`] with the file and the reason.
     pub fn load(files: &TextFiles<'_>) -> Result<Self, TextError> {
         check_size("tokenizer.json", files.tokenizer_json.len() as u64, TOKENIZER_BYTES_MAX)?;
-        let json: &[u8] = &files.tokenizer_json;
-        let (tokenizer, vocabulary) = std::thread::scope(|scope| {
-            let beside = std::thread::Builder::new().spawn_scoped(scope, || TokenBytes::from_json(json));
-            let tokenizer = tokenizer::parse(json)?;
-            let vocabulary = match beside {
-                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                Err(_) => TokenBytes::from_json(json),
-            };
-            Ok::<_, TextError>((tokenizer, vocabulary?))
-        })?;
+        let (mut tokenizer, mut vocabulary) = parse_tokenizer(&files.tokenizer_json)?;
         let config = parse_config("tokenizer_config.json", files.tokenizer_config_json.as_deref())?;
         let generation = parse_config("generation_config.json", files.generation_config_json.as_deref())?;
         let special = parse_config("special_tokens_map.json", files.special_tokens_map_json.as_deref())?;
         let model = parse_config("config.json", files.config_json.as_deref())?;
+        let lacking = Lacking::of(&config, &tokenizer, model["vocab_size"].as_u64());
+        if let Some(json) = lacking.merged(&files.tokenizer_json)? {
+            (tokenizer, vocabulary) = parse_tokenizer(&json)?;
+        }
         let named = named_tokens(&config, &special);
+        let token_of = |name: &str| named.iter().find(|(have, _)| have == name).map(|(_, token)| token.clone());
+        let asked = Asked::read(&config);
+        let first = token_of("bos_token").filter(|_| asked.begins()).and_then(|token| tokenizer.token_to_id(&token));
+        let end = token_of("eos_token");
         let template = ChatTemplate::load(files.chat_template_jinja.as_deref(), &config, named.clone())?;
         let source = template.as_ref().map(ChatTemplate::source).unwrap_or_default();
         let reasoning = ReasoningMarkers::detect(&tokenizer, source);
         let tool_format = ToolFormat::detect(&Signs { template: source });
-        Ok(Self {
+        let model = Self {
             control: ControlTokens::new(&tokenizer, &markup(template.as_ref()))?,
             special_names: SpecialNames::new(&vocabulary)?,
             eos: end_tokens(&tokenizer, [&generation, &model], &named),
@@ -137,6 +142,9 @@ impl TextModel {
             text_bytes_max: text_bytes_max(&config),
             hash: *blake3::hash(&files.tokenizer_json).as_bytes(),
             task: Task::default(),
+            around: Around::default(),
+            asked_around: (asked, end),
+            left_out: lacking.left_out,
             tokenizer,
             vocabulary,
             template,
@@ -144,7 +152,10 @@ impl TextModel {
             tool_format,
             // A pool's other parser changes what is read, not what the template writes.
             call_ids: CallIds::of(tool_format),
-        })
+        };
+        let Some(first) = first else { return Ok(model) };
+        let is_bare = model.around_texts()?[0].is_empty();
+        Ok(Self { around: Around { first: is_bare.then_some(first), last: None }, ..model })
     }
 
     /// Builds the model from a checkpoint folder, of which only tokenizer.json must exist, or from a GGUF file (or a folder with one).
@@ -186,9 +197,27 @@ impl TextModel {
         })
     }
 
-    /// Model with another task than to generate text.
-    pub fn with_task(self, task: Task) -> Self {
-        Self { task, ..self }
+    /// Model with another task than to generate text. Texts of which vectors are made may get a token at their end that prompts have not.
+    ///
+    /// # Errors
+    /// [`TextError`] if the checkpoint wants such a token and has none.
+    pub fn with_task(mut self, task: Task) -> Result<Self, TextError> {
+        self.around.last = None;
+        let (asked, name) = &self.asked_around;
+        if let Task::Embed(rules) = &task
+            && asked.ends(rules.pooling == VectorPooling::Last)
+        {
+            let id = name.as_ref().and_then(|name| self.token_id(name));
+            let id = id.ok_or_else(|| around::no_end(name.as_deref()))?;
+            self.around.last = self.around_texts()?[1].is_empty().then_some(id);
+        }
+        Ok(Self { task, ..self })
+    }
+
+    /// Names of tokens of tokenizer_config.json that tokenizer.json lacks, and that were left out because their ids do not follow its own: they are
+    /// plain text.
+    pub fn tokens_left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// Task of the model.
@@ -243,11 +272,16 @@ impl TextModel {
     /// # Errors
     /// [`TextError::Encode`].
     pub fn with_special_tokens(&self, tokens: Vec<u32>) -> Result<Vec<u32>, TextError> {
+        let [before, behind] = self.around_texts()?;
+        Ok([before, tokens, behind].concat())
+    }
+
+    /// Tokens before and behind each text.
+    fn around_texts(&self) -> Result<[Vec<u32>; 2], TextError> {
         const PROBE: &str = "a";
         let (plain, whole) = (self.encode(PROBE, false)?, self.encode(PROBE, true)?);
         let at = whole.windows(plain.len().max(1)).position(|window| window == plain);
-        let Some(at) = at.filter(|_| whole.len() > plain.len()) else { return Ok(tokens) };
-        Ok([&whole[..at], &tokens, &whole[at + plain.len()..]].concat())
+        Ok(at.map_or_else(Default::default, |at| [whole[..at].to_vec(), whole[at + plain.len()..].to_vec()]))
     }
 
     /// Returns true if the token is a control token: left out of texts unless asked for.
@@ -261,6 +295,19 @@ impl TextModel {
         self.text_bytes_max
     }
 
+    /// Beginning of `text` that is short enough to be tokenized: for texts of which the first tokens are kept.
+    ///
+    /// Those are the tokens of the whole text unless they take more than 32 bytes each, since the cut lies so far behind them: only at the cut, where a
+    /// word or a letter with its accent may be parted, are tokens others.
+    pub fn head_of<'t>(&self, text: &'t str) -> &'t str {
+        &text[..text.floor_char_boundary(self.text_bytes_max)]
+    }
+
+    /// End of `text` that is short enough to be tokenized, as [`TextModel::head_of`] is its beginning.
+    pub fn tail_of<'t>(&self, text: &'t str) -> &'t str {
+        &text[text.ceil_char_boundary(text.len().saturating_sub(self.text_bytes_max))..]
+    }
+
     /// Tokens of a whole prompt, as Hugging Face's tokenizer makes them: the names of special tokens in `text` become
     /// those tokens (the author of a raw prompt owns its structure). `add_special` adds the tokenizer's special tokens
     /// around the text (`<s>`).
@@ -269,10 +316,11 @@ impl TextModel {
     /// [`TextError::TextTooLong`] beyond [`TextModel::text_bytes_max`], [`TextError::Encode`].
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
         self.check_length(text.len())?;
-        guarded(|| {
+        let tokens = guarded(|| {
             let encoding = self.tokenizer.encode_fast(text, add_special).map_err(encode_error)?;
             Ok(encoding.get_ids().to_vec())
-        })
+        })?;
+        Ok(if add_special { self.around.put(tokens) } else { tokens })
     }
 
     /// Tokens of a text in which no control token is recognized.
@@ -451,6 +499,19 @@ impl TextModel {
     pub(crate) fn control(&self) -> &ControlTokens {
         &self.control
     }
+}
+
+/// Tokenizer of the content of a tokenizer.json, and the bytes of its tokens.
+fn parse_tokenizer(json: &[u8]) -> Result<(Tokenizer, TokenBytes), TextError> {
+    std::thread::scope(|scope| {
+        let beside = std::thread::Builder::new().spawn_scoped(scope, || TokenBytes::from_json(json));
+        let tokenizer = tokenizer::parse(json)?;
+        let vocabulary = match beside {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => TokenBytes::from_json(json),
+        };
+        Ok((tokenizer, vocabulary?))
+    })
 }
 
 /// Source of a template, and the marks of calls and results that the gateway writes for a template without them.

@@ -35,7 +35,17 @@ pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
     };
     let text = loaded.map_err(|error| error.to_string())?;
     let task = task(asked, &text)?;
-    let text = text.with_task(task);
+    let text = text.with_task(task).map_err(|error| error.to_string())?;
+    let left_out = text.tokens_left_out();
+    if !left_out.is_empty() {
+        let (count, tokens) = (left_out.len(), left_out[..left_out.len().min(16)].join(" "));
+        tracing::warn!(
+            pool = asked.id,
+            count,
+            tokens,
+            "tokens of tokenizer_config.json are plain text: tokenizer.json lacks them, and their ids do not follow its own"
+        );
+    }
     let text = match &asked.tool_format {
         Parser::Auto => text,
         Parser::Off => text.with_tool_format(None),

@@ -2,6 +2,7 @@
 //! subject.
 #![forbid(unsafe_code)]
 
+mod around;
 mod calls;
 mod choice;
 mod common;
