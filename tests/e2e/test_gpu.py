@@ -52,6 +52,19 @@ def test_auto_takes_a_gpu_only_if_its_kernels_have_been_measured(driver, tmp_pat
         assert ("these kernels have been tested on a model of the GPU alone" in ours.log()) != is_measured
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("busy", "the GPU cannot be used now"),
+        ("memory=100000000,held=99000000", "too little of the GPU's memory is free for the model"),
+    ],
+)
+def test_auto_takes_the_cpu_where_other_processes_hold_the_gpu(driver, tmp_path, settings, reason):
+    with serving(tmp_path, env=driver | {"PENSTOCK_STAND_IN": settings}) as ours:
+        assert answer(ours, 2)
+        assert f"the CPU computes: {reason}" in ours.log() and "cuda-sm90" not in ours.log()
+
+
 def test_a_gpu_answers_as_the_cpu_does(gateway, driver, tmp_path):
     want = answer(gateway, 12)
     with serving(tmp_path, "--device", "cuda", env=driver) as ours:
@@ -164,6 +177,23 @@ def test_a_worker_stays_within_its_share_of_the_gpu(driver, tmp_path):
     for share in ("0", "1.5", "-1", '"half"'):
         refused = check(share)
         assert refused.returncode != 0 and "gpu_memory_share" in refused.stderr, refused
+
+
+def test_pools_on_one_gpu_are_checked_together(driver, tmp_path):
+    config = tmp_path / "pools.toml"
+
+    def check(*pools):
+        config.write_text("".join(f'[[pools]]\nid = "p{at}"\n{keys}\n' for at, keys in enumerate(pools)))
+        return penstock(driver | {"PENSTOCK_STAND_IN": "memory=100000000"}, "check", "--config", config)
+
+    gpu, cpu = 'device = "cuda"', 'device = "cpu"'
+    # Each alone takes most of the GPU.
+    both = check(gpu, gpu)
+    assert both.returncode != 0 and "gpu_memory_share of each pool" in both.stderr, both
+    shared, on_demand = f"{gpu}\ngpu_memory_share = 0.45", f"{gpu}\non_demand = true"
+    for good in ([gpu], [gpu, cpu], [shared, shared], [on_demand, on_demand]):
+        done = check(*good)
+        assert done.returncode == 0, (good, done)
 
 
 def has_library():

@@ -104,6 +104,15 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
     })
 }
 
+/// Returns true if a GPU would compute the model of these options. Cost: opens the checkpoint and, unless the CPU is asked for, starts the GPU's driver.
+///
+/// # Errors
+/// [`WorkerError`]: the checkpoint cannot be opened, or the device not be used.
+pub fn is_on_gpu(options: &ModelOptions) -> Result<bool, WorkerError> {
+    let (checkpoint, _) = open(options.model.as_deref())?;
+    Ok(matches!(place(options, &checkpoint)?, Place::Gpu(_)))
+}
+
 /// Key of the packed weights that a worker of these options would share: a digest of all that their bytes depend on; `None`: no weights are shared, or
 /// the file `program` is not the program that runs, whose key may differ. Cost: as [`inspect`], without the CPU's threads.
 ///

@@ -141,19 +141,22 @@ pub(crate) fn load(
     });
     let mut config = engine_config(options, checkpoint.config());
     let sizes = sizes(&config);
-    let place = place(options, &checkpoint)?;
+    let adapter_bytes = adapters::bytes(&adapters).saturating_add(ordered_bytes);
+    let place = match place(options, &checkpoint)? {
+        Place::Gpu(gpu) if options.device == DeviceChoice::Auto => {
+            let memory = cuda::memory_bytes(&gpu);
+            if_free(gpu, memory, |memory| Plan::new(options, &checkpoint, &config, memory, (adapter_bytes, false)))
+        }
+        place => place,
+    };
     let mut shared = match &place {
         Place::Cpu => weights::shared(options, &checkpoint, progress),
         Place::Gpu(_) | Place::Reference => None,
     };
     let memory = match &place {
-        Place::Gpu(gpu) => {
-            let (available, total) = cuda::memory_bytes(gpu)?;
-            Memory { available, bound: Bound::Device(total) }
-        }
+        Place::Gpu(gpu) => device_memory(cuda::memory_bytes(gpu)?),
         Place::Cpu | Place::Reference => Machine::default().memory(),
     };
-    let adapter_bytes = adapters::bytes(&adapters).saturating_add(ordered_bytes);
     let is_packed = shared.as_ref().is_some_and(|shared| shared.copy.is_read());
     let plan = Plan::new(options, &checkpoint, &config, memory, (adapter_bytes, is_packed));
     plan.tell(memory);
@@ -448,6 +451,35 @@ fn auto(
     Place::Gpu(told(gpu))
 }
 
+/// GPU that a worker has been given by `auto`, if it can be used now and has room for the plan; the CPU otherwise, with the reason in the log. `memory`: free
+/// and in all, in bytes.
+fn if_free(gpu: Gpu, memory: Result<(u64, u64), KernelError>, plan: impl FnOnce(Memory) -> Plan) -> Place {
+    let name = gpu.name.as_str();
+    let memory = match memory {
+        Ok(memory) => device_memory(memory),
+        Err(why) => {
+            let reason = crate::chain(&why);
+            warn!(gpu = name, reason, "the CPU computes: the GPU cannot be used now");
+            return Place::Cpu;
+        }
+    };
+    let plan = plan(memory);
+    if !plan.fits() {
+        let (free_bytes, needed_bytes) = (plan.most_bytes(), plan.total_bytes());
+        warn!(
+            gpu = name,
+            free_bytes, needed_bytes, "the CPU computes: too little of the GPU's memory is free for the model"
+        );
+        return Place::Cpu;
+    }
+    Place::Gpu(gpu)
+}
+
+/// Memory of a GPU that has so many bytes free, and so many in all.
+fn device_memory((available, total): (u64, u64)) -> Memory {
+    Memory { available, bound: Bound::Device(total) }
+}
+
 /// Logs the GPU that is used, and what is not known of its kernels yet.
 fn told(gpu: Gpu) -> Gpu {
     let (name, kernels) = (gpu.name.as_str(), gpu.kernels.unwrap_or_default());
@@ -604,6 +636,33 @@ mod tests {
         assert!(!takes(&int8, Ok(gpu(1 << 40, true))), "no kernels");
         let int8 = ModelOptions { kv_format: KvFormat::Int8, ..Default::default() };
         assert!(!takes(&int8, Ok(gpu(1 << 40, true))), "no kernels");
+    }
+
+    #[test]
+    fn a_gpu_of_auto_that_others_hold_gives_way_to_the_cpu() {
+        let (options, checkpoint) = (ModelOptions::default(), open(None).expect("opens").0);
+        let least = Plan::least_bytes(&options, &checkpoint);
+        let config = engine_config(&options, checkpoint.config());
+        let gpu = Gpu {
+            index: 0,
+            name: "a GPU".into(),
+            capability: (9, 0),
+            memory_bytes: 64 << 30,
+            driver: (13, 0),
+            kernels: Some("sm_90a"),
+            is_measured: true,
+        };
+        let takes = |options: &ModelOptions, memory| {
+            let plan = |memory| Plan::new(options, &checkpoint, &config, memory, (0, false));
+            matches!(if_free(gpu.clone(), memory, plan), Place::Gpu(_))
+        };
+        assert!(takes(&options, Ok((64 << 30, 64 << 30))) && takes(&options, Ok((least, 64 << 30))));
+        assert!(!takes(&options, Ok((least - 1, 64 << 30))), "another process holds the rest");
+        let (device, error) = ("a GPU".into(), "CUDA_ERROR_DEVICE_UNAVAILABLE".into());
+        let exclusive = KernelError::Fault { device, call: "cuDevicePrimaryCtxRetain", error };
+        assert!(!takes(&options, Err(exclusive)), "another process holds all of it");
+        let much = ModelOptions { kv_bytes_max: 1 << 30, ..Default::default() };
+        assert!(takes(&much, Ok((2 << 30, 64 << 30))) && !takes(&much, Ok((1 << 30, 64 << 30))), "KV of a fixed size");
     }
 
     #[test]

@@ -37,7 +37,8 @@ pub struct Plan {
     pub sequences: usize,
     /// Memory that is available on the machine, within the limits of its cgroups: all workers share it.
     pub available_bytes: u64,
-    /// Memory of the GPU that `gpu_memory_share` leaves to this worker, in bytes; `None`: no share is set, or another device computes.
+    /// Memory of the GPU that `gpu_memory_share` leaves to this worker, in bytes, or its part of what all workers of the pool may take; `None`: the worker
+    /// is alone and no share is set, others than the pool's workers hold memory, or another device computes.
     pub share_bytes: Option<u64>,
 }
 
@@ -62,8 +63,13 @@ impl Plan {
         let activation_bytes = activation_bytes(options, checkpoint, sizes);
         let share = options.machine_share.max(1);
         let taken = (weights_bytes - there_bytes).saturating_add(activation_bytes);
-        let share_bytes = match memory.bound {
-            Bound::Device(total) => options.gpu_memory_share.map(|share| (total as f64 * share) as u64),
+        let share_bytes = match (memory.bound, options.gpu_memory_share) {
+            (Bound::Device(total), Some(share)) => Some((total as f64 * share) as u64),
+            // Workers that start together all see the same memory, so each takes its part of the whole. Where that is not free, others than these hold
+            // memory, and each takes its part of what it sees.
+            (Bound::Device(total), None) if share > 1 => {
+                Some(total / 100 * DEVICE_KV_PERCENT / share).filter(|part| *part <= memory.available)
+            }
             _ => None,
         };
         let free = memory.available.saturating_sub(taken);
@@ -85,7 +91,7 @@ impl Plan {
             let affordable = (free / 100 * percent).min(left);
             let affordable = usize::try_from(affordable / page).unwrap_or(usize::MAX);
             let useful = context.saturating_mul(engine.sequences_max).saturating_mul(2);
-            // On a CPU all workers see the same memory, most of which none has touched yet; on a GPU each one sees what those before it left.
+            // On a CPU all workers see the same memory, most of which none has touched yet; on a GPU each one has its share, or sees what those before it left.
             let sharing = if matches!(memory.bound, Bound::Device(_)) { 1 } else { share };
             let whole = usize::try_from(left / 100 * WHOLE_PERCENT / sharing / page).unwrap_or(usize::MAX);
             affordable.min(useful).max(context.min(whole)).max(1)
@@ -150,7 +156,9 @@ impl Plan {
         }
         let Self { weights_bytes, activation_bytes, kv_bytes, available_bytes, .. } = *self;
         let share = match self.share_bytes {
-            Some(share) => format!(", of which gpu_memory_share leaves {share} to this worker"),
+            Some(share) => format!(
+                ", of which gpu_memory_share leaves {share} to this worker (without the key all workers of the pool share {DEVICE_KV_PERCENT} %)"
+            ),
             None => String::new(),
         };
         let more = if self.share_bytes.is_some() { "a larger gpu_memory_share allows more, " } else { "" };
@@ -306,6 +314,36 @@ mod tests {
         let refused = of(1 << 20, 1).refuse_device(memory).expect_err("weights alone are larger").to_string();
         assert!(refused.contains("1048576 of 1073741824 bytes free"), "{refused}");
         assert!(plan.refuse_device(memory).is_ok());
+    }
+
+    #[test]
+    fn workers_of_a_gpu_that_start_together_have_room_together() {
+        let checkpoint = open(None).expect("opens").0;
+        let plan = |total, available, machine_share| {
+            // More KV is of use than there is memory.
+            let options = ModelOptions { context_tokens: 512, machine_share, ..Default::default() };
+            let engine = EngineConfig { sequences_max: 256, ..engine_config(&options, checkpoint.config()) };
+            let memory = Memory { available, bound: Bound::Device(total) };
+            (Plan::new(&options, &checkpoint, &engine, memory, (0, false)), memory)
+        };
+        let alone = plan(1 << 40, 1 << 40, 1).0;
+        let least = alone.weights_bytes + alone.activation_bytes;
+        for workers in [2, 3, 4] {
+            // Weights are most of what there is: half of the rest is too much for each.
+            let total = least * workers * 5 / 4;
+            let first = plan(total, total, workers).0;
+            assert!(first.fits() && first.total_bytes() * workers <= total / 100 * 91, "{workers}: {first:?}");
+            assert!(first.total_bytes() * workers >= total / 100 * 85, "{workers}: nothing lies idle: {first:?}");
+            // One that comes back beside the others has as much as before.
+            let last = plan(total, total - first.total_bytes() * (workers - 1), workers).0;
+            assert_eq!((last.kv_bytes, last.fits()), (first.kv_bytes, true), "{workers}");
+        }
+        let (small, memory) = plan(least * 2, least * 2, 2);
+        let refused = small.refuse_device(memory).expect_err("two have no room").to_string();
+        assert!(refused.contains("all workers of the pool share 90 %"), "{refused}");
+        // Another process holds most of the memory.
+        let (beside, memory) = plan(least * 100, least * 3, 2);
+        assert!(beside.refuse_device(memory).is_ok() && beside.kv_bytes <= least, "{beside:?}");
     }
 
     #[test]

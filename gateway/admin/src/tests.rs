@@ -112,6 +112,7 @@ impl Api {
             identity: String::new(),
             args: |_| Vec::new(),
             inspect: |_| Ok(0),
+            is_on_gpu: |_| Ok(false),
             weights_key: |_, _| Ok(None),
             layout: CopyLayout { key: |_| None, fill: |_, _, _, _, _| Ok(false) },
             demo: &[],

@@ -54,6 +54,8 @@ pub struct WorkerCommand {
     pub args: fn(&PoolConfig) -> Vec<OsString>,
     /// Function that checks that a local pool's model can be loaded here, and gives the bytes of its weights.
     pub inspect: fn(&PoolConfig) -> Result<u64, String>,
+    /// Function that tells whether a local pool's workers compute on a GPU.
+    pub is_on_gpu: fn(&PoolConfig) -> Result<bool, String>,
     /// Function that gives the key of the packed weights of a pool's workers, which are started from the program at that path; `None`: they share
     /// none.
     pub weights_key: fn(&PoolConfig, &Path) -> Result<Option<EntryKey>, String>,
@@ -365,9 +367,19 @@ impl Fleet {
 
     /// Checks that the memory left is enough for a changed pool's new workers beside the old ones.
     fn fits(&self, asked: &PoolConfig, settings: &penstock_pool::PoolConfig, weights: u64) -> Result<(), FleetError> {
-        let state = lock(&self.state);
-        let Some(running) = state.running.iter().find(|running| running.config.id == asked.id) else { return Ok(()) };
-        let lacks = running.pool.lacks(settings).min(asked.workers) as u64;
+        let found = {
+            let state = lock(&self.state);
+            let running = state.running.iter().find(|running| running.config.id == asked.id);
+            running.map(|running| (running.config.clone(), running.pool.clone()))
+        };
+        let Some((old, pool)) = found else { return Ok(()) };
+        let lacks = pool.lacks(settings).min(asked.workers) as u64;
+        // What the old workers compute on is asked of their config: a file that has gone since leaves it open.
+        let is_on_gpu = |config, unknown| (self.command.is_on_gpu)(config).unwrap_or(unknown);
+        if lacks > 0 && is_on_gpu(asked, false) {
+            let held = if is_on_gpu(&old, true) { workers_of(&old, &pool) } else { 0 };
+            return fit_on_gpu((&old, held), (asked, lacks)).map_err(|reason| failed(asked, reason));
+        }
         // Workers that share weights need one copy, and none where it is there already.
         let copies = match settings.local.as_ref().and_then(|local| local.weights.as_ref()) {
             Some(shared) if self.copies.has(&(shared.key)()) => 0,
@@ -381,8 +393,7 @@ impl Fleet {
                 Err(failed(
                     asked,
                     format!(
-                        "its new workers need {needed:.1} GB for their weights while the old ones still serve, and {free:.1} GB are free: \
-                     take the pool out first, or restart"
+                        "its new workers need {needed:.1} GB for their weights while the old ones still serve, and {free:.1} GB are free: {GIVE_WAY}"
                     ),
                 ))
             }
@@ -492,6 +503,39 @@ impl Fleet {
                 pool.shutdown(leave, deadline).await;
             }
         });
+    }
+}
+
+/// Advice where old and new workers of a changed pool have no room beside each other.
+const GIVE_WAY: &str = "take the pool out first, or restart";
+
+/// Number of a pool's workers that have memory now or will have it soon.
+fn workers_of(config: &PoolConfig, pool: &Pool) -> u64 {
+    let status = pool.status();
+    if pool.is_on_demand() && !status.is_ready() {
+        return 0;
+    }
+    status.replicas.as_ref().map_or(config.workers, |replicas| replicas.running) as u64
+}
+
+/// Checks that a GPU has room for `held` workers of one config and `new` ones of another beside each other, whatever each does with its share. A worker
+/// without a share may have all that is free.
+fn fit_on_gpu((old, held): (&PoolConfig, u64), (asked, new): (&PoolConfig, u64)) -> Result<(), String> {
+    const ALL: u64 = 1_000_000;
+    let of = |config: &PoolConfig, workers: u64| config.gpu_memory_millionths.map(|share| u64::from(share) * workers);
+    if held == 0 {
+        return Ok(());
+    }
+    let lacking = "its new workers would start on the GPU whose memory the old ones hold while they still serve";
+    match (of(old, held), of(asked, new)) {
+        (Some(old), Some(new)) if old + new <= ALL => Ok(()),
+        (Some(old), Some(new)) => {
+            let all = (old + new) as f64 / ALL as f64;
+            Err(format!(
+                "{lacking}, and the gpu_memory_share of all of them is {all} together, more than 1: {GIVE_WAY}"
+            ))
+        }
+        _ => Err(format!("{lacking}, and not both have a gpu_memory_share: {GIVE_WAY}")),
     }
 }
 

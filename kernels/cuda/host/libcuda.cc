@@ -7,6 +7,7 @@
 // PENSTOCK_STAND_IN is a list of settings, as `no-device,driver=11080`:
 //   no-device       a driver without a GPU                 capability=75      compute capability 7.5
 //   driver=11080    the version of CUDA that it serves     memory=BYTES       the GPU's memory
+//   busy            another process has the GPU alone      held=BYTES         the part of the memory that other processes hold
 //   lost-after=N    the GPU fails at launch N and stays so   skip-kernels   kernels do nothing: what is left is the host's work
 // `stand_in_set` takes the same text at run time, for tests in one process.
 #define PENSTOCK_HOST
@@ -33,6 +34,7 @@ enum : Result {
   INVALID_VALUE = 1,
   OUT_OF_MEMORY = 2,
   NOT_INITIALIZED = 3,
+  DEVICE_UNAVAILABLE = 46,
   NO_DEVICE = 100,
   INVALID_DEVICE = 101,
   INVALID_IMAGE = 200,
@@ -45,9 +47,9 @@ enum : Result {
 namespace {
 
 struct Settings {
-  bool no_device = false, skip_kernels = false;
+  bool no_device = false, skip_kernels = false, busy = false;
   int driver = 13000, capability = 90;
-  u64 memory = 64ull << 30;
+  u64 memory = 64ull << 30, held = 0;
   long lost_after = -1;
 };
 
@@ -150,6 +152,8 @@ void configure(const char *text) {
     else if (name == "driver") settings.driver = value;
     else if (name == "capability") settings.capability = value;
     else if (name == "memory") settings.memory = value;
+    else if (name == "busy") settings.busy = true;
+    else if (name == "held") settings.held = value;
     else if (name == "lost-after") settings.lost_after = value;
     else model::fail(("no setting of the stand-in: " + name).c_str());
     at = end + 1;
@@ -165,6 +169,12 @@ Result ready() {
   if (!started) return NOT_INITIALIZED;
   if (lost) return LAUNCH_FAILED;
   return current == &context ? SUCCESS : INVALID_CONTEXT;
+}
+
+// Bytes of the memory that nobody holds.
+u64 left() {
+  const u64 all = used + settings.held;
+  return settings.memory - std::min(all, settings.memory);
 }
 
 // True if the range lies in one allocation.
@@ -220,6 +230,7 @@ Result cuGetErrorName(Result result, const char **name) {
       {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},   {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"},
       {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
       {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},             {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
+      {DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
   };
   auto found = names.find(result);
   if (found == names.end()) return INVALID_VALUE;
@@ -259,6 +270,7 @@ Result cuDeviceGetAttribute(int *value, int attribute, int) {
 
 Result cuDevicePrimaryCtxRetain(void **made, int) {
   if (!started) return NOT_INITIALIZED;
+  if (settings.busy) return DEVICE_UNAVAILABLE;
   *made = &context;
   return SUCCESS;
 }
@@ -273,14 +285,14 @@ Result cuCtxSetCurrent(void *made) {
 
 Result cuMemGetInfo_v2(size_t *free, size_t *total) {
   READY;
-  *free = settings.memory - std::min(used, settings.memory), *total = settings.memory;
+  *free = left(), *total = settings.memory;
   return SUCCESS;
 }
 
 Result cuMemAlloc_v2(Pointer *pointer, size_t bytes) {
   READY;
   if (bytes == 0) return INVALID_VALUE;
-  if (used > settings.memory || bytes > settings.memory - used) return OUT_OF_MEMORY;
+  if (bytes > left()) return OUT_OF_MEMORY;
   void *memory = nullptr;
   if (posix_memalign(&memory, 256, bytes)) return OUT_OF_MEMORY;
   memset(memory, 0xff, bytes);

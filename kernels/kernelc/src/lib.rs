@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 pub const SOURCES: [&str; 7] = ["rows", "gemm", "wgmma", "wgmma_fed", "attention", "wgmma_attention", "sampling"];
 /// Headers that sources may include.
 const HEADERS: [&str; 3] = ["ptx.cuh", "gemm.cuh", "attention.cuh"];
-/// Architectures, in the compiler's names. Code for `sm_80` runs on all of compute capability 8, that for `sm_120a` on 12.0 alone.
+/// Architectures, in the compiler's names. Code for `sm_80` runs on all cards of compute capability 8, that for `sm_120a` on 12.0 alone.
 pub const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120a"];
 /// Sources whose instructions one architecture alone has.
 const SINGLE: [(&str, &str); 3] = [("wgmma", "sm_90a"), ("wgmma_fed", "sm_90a"), ("wgmma_attention", "sm_90a")];

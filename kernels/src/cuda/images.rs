@@ -9,7 +9,7 @@ const MANIFEST: &str = include_str!("../../cuda/prebuilt/manifest.toml");
 /// Architecture for which there are cubins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
-    /// Compute capability 8.0 to 8.9: A100, RTX 30 and 40, L4.
+    /// Compute capability 8.0, 8.6 and 8.9: A100, RTX 30 and 40, L4.
     Sm80,
     /// Compute capability 9.0: H100, H200.
     Sm90a,
@@ -49,10 +49,11 @@ pub(super) struct Groups {
 }
 
 impl Architecture {
-    /// Architecture whose code runs on a device of this compute capability. Code for 9.0a, 10.0a and 12.0a runs on that capability alone.
+    /// Architecture whose code runs on a device of this compute capability. Code for 9.0a, 10.0a and 12.0a runs on that capability alone, and code for 8.0
+    /// on no part of a system on a chip (8.7: Jetson Orin), which loads none that was made for cards.
     pub(super) fn of(capability: (i32, i32)) -> Option<Self> {
         match capability {
-            (8, _) => Some(Self::Sm80),
+            (8, 0 | 6 | 9) => Some(Self::Sm80),
             (9, 0) => Some(Self::Sm90a),
             (10, 0) => Some(Self::Sm100a),
             (12, 0) => Some(Self::Sm120a),
@@ -160,9 +161,9 @@ mod tests {
 
     #[test]
     fn capabilities_find_their_architecture() {
-        let names = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+        let names = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
             .map(|capability| Architecture::of(capability).map(Architecture::name));
-        let (old, new) = (Some("sm_80"), None);
-        assert_eq!(names, [None, old, old, Some("sm_90a"), Some("sm_100a"), new, Some("sm_120a"), new]);
+        let (old, orin, new) = (Some("sm_80"), None, None);
+        assert_eq!(names, [None, old, old, orin, old, Some("sm_90a"), Some("sm_100a"), new, Some("sm_120a"), new]);
     }
 }

@@ -63,7 +63,7 @@ pub enum ProbeError {
     #[error("the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES may hide it)")]
     NoDevice,
     /// There are devices, and kernels for none of them.
-    #[error("there are no kernels for {name} (compute capability {}.{}): 8.0 and later have them", capability.0, capability.1)]
+    #[error("there are no kernels for {name} (compute capability {}.{}): 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0 have them", capability.0, capability.1)]
     NoKernels {
         /// Name of the first device.
         name: String,

@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use penstock_config::Overrides;
+use penstock_config::{DeviceChoice, Overrides};
 
 use super::*;
 use crate::reload::Source;
@@ -10,8 +10,8 @@ use crate::reload::Source;
 struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new() -> Self {
-        let folder = std::env::temp_dir().join(format!("penstock-fleet-files-{}", std::process::id()));
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("penstock-fleet-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join("model")).expect("a folder");
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
@@ -31,9 +31,14 @@ impl Scratch {
 
     /// Config of a pool whose workers, elsewhere, are not there.
     fn config(&self) -> Snapshot {
+        self.pool(&format!("connect = [\"unix:{}/w.sock\"]", self.0.display()))
+    }
+
+    /// Config of a pool with further keys.
+    fn pool(&self, keys: &str) -> Snapshot {
         let folder = self.0.display();
         let text = format!(
-            "[server]\nstate_dir = \"{folder}/state\"\n[[pools]]\nid = \"own\"\nmodel = \"{folder}/model\"\nconnect = [\"unix:{folder}/w.sock\"]\n"
+            "[server]\nstate_dir = \"{folder}/state\"\n[[pools]]\nid = \"own\"\nmodel = \"{folder}/model\"\n{keys}\n"
         );
         Source::new(None, Overrides::default()).load(&text).expect("valid")
     }
@@ -51,6 +56,7 @@ fn command() -> WorkerCommand {
         identity: String::new(),
         args: |_| Vec::new(),
         inspect: |_| Err("no model can be loaded in this test".into()),
+        is_on_gpu: |_| Ok(false),
         weights_key: |_, _| Ok(None),
         layout: CopyLayout { key: |_| None, fill: |_, _, _, _, _| Ok(false) },
         demo: &[],
@@ -59,7 +65,7 @@ fn command() -> WorkerCommand {
 
 #[test]
 fn files_that_were_replaced_at_their_path_make_another_pool() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("files");
     let config = scratch.config();
     let fleet = Fleet::start(&config, command()).expect("started");
     let plan = || fleet.plan(&config).expect("it can be served");
@@ -81,4 +87,41 @@ fn files_that_were_replaced_at_their_path_make_another_pool() {
     assert!(matches!(plan().0[..], [Step::Keep(..)]), "half of a file refuses no other part of a config");
     let other = Snapshot { pools: vec![PoolConfig { sequences_max: 3, ..config.pools[0].clone() }], ..config.clone() };
     assert!(fleet.plan(&other).is_err(), "what is asked for must be served");
+}
+
+#[test]
+fn new_workers_of_a_changed_pool_start_beside_the_old_ones_only_where_both_have_room_on_the_gpu() {
+    let scratch = Scratch::new("gpu");
+    // More than any host has: memory of the host says nothing about a GPU.
+    let gpu = || WorkerCommand {
+        args: |pool| vec![format!("{:?} {} {:?}", pool.device, pool.sequences_max, pool.gpu_memory_share()).into()],
+        inspect: |_| Ok(u64::MAX / 4),
+        is_on_gpu: |pool| Ok(pool.device == DeviceChoice::Cuda),
+        ..command()
+    };
+    let check = |before: &str, after: &str, wanted: Option<&str>| {
+        let fleet = Fleet::start(&scratch.pool(before), gpu()).expect("started");
+        let planned = fleet.plan(&scratch.pool(after)).map(|_| ()).map_err(|error| error.to_string());
+        fleet.stop(Leave::Exit, Duration::ZERO);
+        match (planned, wanted) {
+            (Ok(()), None) => {}
+            (Err(error), Some(words)) => {
+                assert!(
+                    error.contains(words) && error.contains("take the pool out first, or restart"),
+                    "{after}: {error}"
+                );
+            }
+            (planned, _) => panic!("{before} -> {after}: {planned:?}"),
+        }
+    };
+    let (cuda, half) = ("device = \"cuda\"", "device = \"cuda\"\ngpu_memory_share = 0.5");
+    let changed = |keys: &str| format!("{keys}\nsequences_max = 3");
+    check(cuda, &changed(cuda), Some("not both have a gpu_memory_share"));
+    check(half, &changed(cuda), Some("not both have a gpu_memory_share"));
+    check(half, &changed(half), None);
+    check(half, &changed("device = \"cuda\"\ngpu_memory_share = 0.6"), Some("is 1.1 together"));
+    check(&format!("{half}\nworkers = 2"), &changed(half), Some("is 1.5 together"));
+    check(cuda, &format!("{cuda}\nqueue_max = 9"), None);
+    check("device = \"cpu\"", cuda, None);
+    check(cuda, "device = \"cpu\"", Some("GB are free"));
 }

@@ -62,6 +62,7 @@ impl Bench {
             identity: String::new(),
             args: |_| Vec::new(),
             inspect: |_| Err("no model can be loaded in this test".into()),
+            is_on_gpu: |_| Ok(false),
             weights_key: |_, _| Ok(None),
             layout: CopyLayout { key: |_| None, fill: |_, _, _, _, _| Ok(false) },
             demo: &[],
