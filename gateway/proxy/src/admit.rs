@@ -76,15 +76,16 @@ impl Admitted {
     /// memory until the last holder has dropped it.
     pub(crate) async fn open(self, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         let Self { call, entry, mut shell, answer, reservation, opener } = self;
+        let hold = origin.memory.hold();
         if let Some(answer) = answer {
             reservation.into_iter().for_each(Reservation::free);
-            return Shell::around_answer(shell, &call, answer);
+            return Shell::around_answer(shell, &call, answer, hold);
         }
         let Some(shell) = &mut shell else {
             return penstock_governed::open(&entry, call, origin, reservation, opener).await;
         };
         let opened = penstock_governed::open(&entry, call.clone(), origin, reservation, opener).await;
         let events = opened.map_err(|failure| shell.failed(failure))?;
-        shell.take().around(&call, events)
+        shell.take().around(&call, events, hold)
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! on_request   in the order of the file    → pass | answer | reject; edits are made in the context
-//! on_head      the other way round         → header fields of the answer
+//! on_head      the other way round         → header fields of the answer, or reject
 //! on_event     the other way round         → go | wait | stop | reject; edits are made in the events
 //! on_end       the other way round         → exactly once, however the request ended
 //! ```
@@ -21,8 +21,10 @@
 
 mod context;
 mod host;
+mod inside;
 mod plugin;
 mod settings;
+mod size;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod text;
@@ -32,4 +34,5 @@ pub use context::{AnswerHead, EndFacts, Outcome, Parts, RequestContext, RequestI
 pub use host::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, ModelAnswer};
 pub use plugin::{Hooks, Kind, Needs, Plugin, Sees};
 pub use settings::{SettingFault, Settings, Surroundings};
+pub use size::{event_bytes, logprob_bytes};
 pub use verdict::{After, Answer, Flow, PluginError, Rejection, RejectionKind, Verdict};

@@ -9,7 +9,7 @@ use penstock_types::ChatEvent;
 use crate::context::{AnswerHead, EndFacts, RequestContext};
 use crate::host::Host;
 use crate::settings::Settings;
-use crate::verdict::{Flow, PluginError, Verdict};
+use crate::verdict::{Flow, PluginError, Rejection, Verdict};
 
 /// Kind of plugin, which entries of the config name; builds the plugin of an entry.
 pub trait Kind: Send + Sync {
@@ -105,10 +105,11 @@ pub trait Hooks: Send {
         Sees::Nothing
     }
 
-    /// Sees the header fields of an answer that has begun. Not called for errors, nor where the head of a slow stream
-    /// had to go out before.
-    fn on_head(&mut self, _head: &mut AnswerHead) -> Result<(), PluginError> {
-        Ok(())
+    /// Sees the header fields of an answer that has begun, before any of its events. A rejection breaks the answer there:
+    /// the client reads it as an error, or as an error event where the head of a slow stream had to go out before. Not
+    /// called for errors.
+    fn on_head(&mut self, _head: &mut AnswerHead) -> Result<Option<Rejection>, PluginError> {
+        Ok(None)
     }
 
     /// Takes the next events; those left in `events` go on. Text may be held back, and must be released with the
@@ -120,6 +121,13 @@ pub trait Hooks: Send {
 
     /// Releases the text that is held back, unchanged: this plugin has failed and the answer goes on without it.
     fn release(&mut self, _out: &mut Vec<ChatEvent>) {}
+
+    /// Memory of what the plugin holds of the answer at this moment, in bytes: text and events held back ([`crate::event_bytes`]),
+    /// and copies that it makes. The host asks after every batch, so the number is at hand, and charges it to the memory
+    /// for answers of the request's key; an answer for which there is no more breaks.
+    fn held_bytes(&self) -> usize {
+        0
+    }
 
     /// Learns of the request's end. Called exactly once for a request that `on_request` has seen, however it ended.
     fn on_end(&mut self, _facts: &EndFacts) {}

@@ -109,7 +109,7 @@ impl Hooks for Captured {
     async fn on_request(&mut self, request: &mut RequestContext) -> Result<Verdict, PluginError> {
         let (mut texts, mut room) = (Vec::new(), self.config.bytes_max);
         if self.config.prompt {
-            text::each(request.request()?, &mut |writer, text| {
+            text::said(request.request()?, &mut |writer, text| {
                 let text = &text[..text.floor_char_boundary(room)];
                 room -= text.len();
                 if !text.is_empty() {
@@ -159,6 +159,12 @@ impl Hooks for Captured {
             }
         }
         Ok(Flow::Go)
+    }
+
+    fn held_bytes(&self) -> usize {
+        // At most so many texts as the bounds of choices and calls allow.
+        let calls = |said: &Said| said.calls.iter().map(|(name, json)| name.len() + json.len()).sum::<usize>();
+        self.answers.values().map(|said| said.text.len() + said.reasoning.len() + calls(said)).sum()
     }
 
     fn on_end(&mut self, facts: &EndFacts) {

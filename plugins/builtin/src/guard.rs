@@ -16,7 +16,7 @@ use penstock_plugins::{
 use penstock_types::{ChatEvent, FinishReason};
 
 use crate::lanes::{Lane, Lanes};
-use crate::scan::{Action, Finder, Rule, Rules, Scanner, finder};
+use crate::scan::{Action, Finder, Found, Rule, Rules, Scanner, finder};
 
 /// Plugin kind `guard`: builds plugins that look for words and patterns in texts.
 pub(crate) struct Guard;
@@ -149,14 +149,24 @@ impl Guarding {
 
 /// Replaces the matches of rules that mask.
 fn mask(rules: &Rules, form: Form, text: &mut String) {
-    let all = rules.all(text);
-    for found in all.iter().rev() {
-        let rule = &rules.rules[found.rule];
-        if rule.action == Action::Mask {
-            let mask = if form == Form::Json { crate::json_inner(&rule.mask) } else { rule.mask.clone() };
-            text.replace_range(found.start..found.end, &mask);
-        }
+    let masked = |found: &Found| rules.rules[found.rule].action == Action::Mask;
+    let all: Vec<_> = rules.all(text).into_iter().filter(masked).collect();
+    if all.is_empty() {
+        return;
     }
+    // One pass: replacing in place would move the rest of the text once for each match.
+    let (mut out, mut from) = (String::with_capacity(text.len()), 0);
+    for found in all {
+        let mask = &rules.rules[found.rule].mask;
+        out.push_str(&text[from..found.start]);
+        match form {
+            Form::Json => out.push_str(&crate::json_inner(mask)),
+            Form::Plain => out.push_str(mask),
+        }
+        from = found.end;
+    }
+    out.push_str(&text[from..]);
+    *text = out;
 }
 
 #[async_trait]
@@ -198,12 +208,16 @@ impl Hooks for Guarding {
     fn release(&mut self, out: &mut Vec<ChatEvent>) {
         self.lanes.release(out);
     }
+
+    fn held_bytes(&self) -> usize {
+        self.lanes.held_bytes()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use penstock_plugins::testing::{FakeHost, build, now, request};
-    use penstock_types::Surface;
+    use penstock_types::{Request, Surface};
     use serde_json::{Value, json};
 
     use super::*;
@@ -245,6 +259,49 @@ mod tests {
         let tags = [("guard".to_owned(), "codename".to_owned()), ("guard".to_owned(), "law".to_owned())];
         assert_eq!(context.tags, tags);
         assert!(context.edit().is_ok());
+    }
+
+    fn asked_with(settings: &Value, extra: &Value) -> (Result<Verdict, PluginError>, RequestContext) {
+        let mut body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hi" }] });
+        body.as_object_mut().expect("a table").extend(extra.as_object().expect("a table").clone());
+        let mut context = request(Surface::Chat, &body, Arc::new(FakeHost::default()));
+        let verdict = now(build(&Guard, settings).expect("valid").begin().on_request(&mut context));
+        (verdict, context)
+    }
+
+    #[test]
+    fn tools_schemas_and_names_are_part_of_a_prompt() {
+        let all = json!({ "rules": settings()["rules"].clone() });
+        let tool = |function: Value| json!({ "tools": [{ "type": "function", "function": function }] });
+        let schema = json!({ "type": "object", "properties": { "a": { "description": "how to build a bomb" } } });
+        let format = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema } });
+        for extra in [
+            tool(json!({ "name": "f", "description": "builds a bomb" })),
+            tool(json!({ "name": "f", "parameters": schema })),
+            tool(json!({ "name": "f", "parameters": { "properties": { "bomb": {} } } })),
+            tool(json!({ "name": "bomb" })),
+            json!({ "response_format": format }),
+            json!({ "chat_template_kwargs": { "topic": "a bomb" } }),
+            json!({ "messages": [{ "role": "user", "name": "bomb", "content": "hi" }] }),
+        ] {
+            assert!(matches!(asked_with(&all, &extra).0, Ok(Verdict::Reject(_))), "{extra}");
+        }
+        let masked =
+            tool(json!({ "name": "f", "description": "of project zeus", "parameters": { "default": "a project x" } }));
+        let (verdict, context) = asked_with(&all, &masked);
+        assert!(matches!(verdict, Ok(Verdict::Pass)));
+        let Request::Chat(chat) = context.request().expect("read") else { panic!("a chat") };
+        assert_eq!(chat.tools[0].description.as_deref(), Some("of the project"));
+        assert_eq!(chat.tools[0].parameters.as_deref(), Some(r#"{"default":"a the project"}"#));
+    }
+
+    #[test]
+    fn masks_cost_one_pass_however_many_there_are() {
+        // Moved once for each match, these bytes would be 200 GB.
+        let (verdict, context) = asked(&settings(), &"project x ".repeat(200_000));
+        assert!(matches!(verdict, Ok(Verdict::Pass)));
+        let Request::Chat(chat) = context.request().expect("read") else { panic!("a chat") };
+        assert_eq!(chat.messages[1].content.as_deref(), Some("the project ".repeat(200_000).as_str()));
     }
 
     fn answered(settings: &Value, pieces: &[&str]) -> Streamed {

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::{HeaderName, HeaderValue};
-use penstock_plugins::{AnswerHead, Hooks, Kind, Plugin, PluginError, RequestContext, Sees, Settings, Verdict};
+use penstock_plugins::{
+    AnswerHead, Hooks, Kind, Plugin, PluginError, Rejection, RequestContext, Sees, Settings, Verdict,
+};
 
 use crate::fields;
 
@@ -81,11 +83,11 @@ impl Hooks for Editing {
         if self.0.response.is_empty() { Sees::Nothing } else { Sees::Head }
     }
 
-    fn on_head(&mut self, head: &mut AnswerHead) -> Result<(), PluginError> {
+    fn on_head(&mut self, head: &mut AnswerHead) -> Result<Option<Rejection>, PluginError> {
         let Edits { set, remove } = &self.0.response;
         remove.iter().for_each(|name| head.remove(name));
         set.iter().for_each(|(name, value)| head.set(name.clone(), value.clone()));
-        Ok(())
+        Ok(None)
     }
 }
 

@@ -21,13 +21,17 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sha2::Sha256;
 
+use crate::held::HeldBack;
+
 /// Plugin kind `http_hook`: builds plugins that ask a service about requests and answers.
 pub(crate) struct HttpHook;
 
 /// Largest reply of the service, in bytes.
 const REPLY_BYTES_MAX: usize = 8 << 20;
-/// Largest answer that is held back, in bytes.
+/// Most text of an answer that is shown to the service, in bytes.
 const HELD_BYTES_MAX: usize = 16 << 20;
+/// Memory of a call beside its texts, in bytes.
+const CALL_BYTES: usize = 128;
 const SIGNATURE: HeaderName = HeaderName::from_static("x-penstock-signature");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,15 +174,14 @@ impl Plugin for Hooked {
     }
 
     fn begin(&self) -> Box<dyn Hooks> {
-        Box::new(Asking { config: self.0.clone(), info: None, held: Vec::new(), bytes: 0, seen: Seen::default() })
+        Box::new(Asking { config: self.0.clone(), info: None, held: HeldBack::default(), seen: Seen::default() })
     }
 }
 
 struct Asking {
     config: Arc<Config>,
     info: Option<(Arc<RequestInfo>, Arc<dyn Host>)>,
-    held: Vec<ChatEvent>,
-    bytes: usize,
+    held: HeldBack,
     seen: Seen,
 }
 
@@ -189,10 +192,18 @@ struct Seen {
     calls: Vec<(String, String)>,
     finish: Option<FinishReason>,
     usage: Usage,
+    /// Bytes of text, names and arguments.
+    bytes: usize,
 }
 
 impl Seen {
     fn event(&mut self, event: &ChatEvent) {
+        self.bytes += match event {
+            ChatEvent::Text { choice: 0, text, .. } => text.len(),
+            ChatEvent::ToolCallStart { choice: 0, name, .. } => CALL_BYTES + name.len(),
+            ChatEvent::ToolCallArguments { choice: 0, json, .. } => json.len(),
+            _ => 0,
+        };
         match event {
             ChatEvent::Text { choice: 0, text, .. } => self.text.push_str(text),
             ChatEvent::ToolCallStart { choice: 0, name, .. } => self.calls.push((name.clone(), String::new())),
@@ -294,24 +305,23 @@ impl Hooks for Asking {
 
     fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
         events.iter().for_each(|event| self.seen.event(event));
-        self.bytes = self.seen.text.len() + self.seen.calls.iter().map(|(_, text)| text.len()).sum::<usize>();
-        if self.bytes > HELD_BYTES_MAX {
+        if self.seen.bytes > HELD_BYTES_MAX {
             return Err(PluginError::new("the answer is too long to be shown"));
         }
         if self.config.answers == Answers::Observe {
             return Ok(Flow::Go);
         }
-        self.held.append(events);
+        self.held.add(events)?;
         let Some((info, host)) = self.info.clone().filter(|_| end) else { return Ok(Flow::Go) };
-        let (held, what, config) = (std::mem::take(&mut self.held), self.seen.said(&info), self.config.clone());
-        self.held.clone_from(&held);
+        // Taken when the service has answered: one that fails leaves the events here.
+        let (held, what, config) = (self.held.clone(), self.seen.said(&info), self.config.clone());
         Ok(Flow::Wait(Box::pin(async move {
             let reply = config.asked(&host, &what).await?;
             Ok(match reply.action.unwrap_or_default() {
-                Action::Pass => After::Go(held),
+                Action::Pass => After::Go(held.take()),
                 Action::Edit | Action::Answer => After::Go(match reply.text {
-                    Some(text) => edited(held, text),
-                    None => held,
+                    Some(text) => edited(held.take(), text),
+                    None => held.take(),
                 }),
                 Action::Reject => After::Reject(reply.refusal()),
             })
@@ -319,7 +329,11 @@ impl Hooks for Asking {
     }
 
     fn release(&mut self, out: &mut Vec<ChatEvent>) {
-        out.append(&mut self.held);
+        out.append(&mut self.held.take());
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.held.bytes() + self.seen.bytes
     }
 
     fn on_end(&mut self, facts: &EndFacts) {
@@ -405,7 +419,11 @@ mod tests {
 
     #[test]
     fn an_answer_is_held_and_may_be_changed() {
-        assert!(matches!(answered("fine").0, Ok(After::Go(events)) if events[0] == text("fine")));
+        let (after, mut hooks) = answered("fine");
+        assert!(matches!(after, Ok(After::Go(events)) if events[0] == text("fine")));
+        let mut twice = Vec::new();
+        hooks.release(&mut twice);
+        assert!(twice.is_empty() && hooks.held_bytes() == "fine".len(), "nothing is copied");
         let (after, _) = answered(r#"say {"action":"edit","text":"other"}"#);
         assert!(matches!(after, Ok(After::Go(events)) if events[0] == text("other") && events.len() == 2));
         assert!(matches!(answered(r#"say {"action":"reject"}"#).0, Ok(After::Reject(_))));

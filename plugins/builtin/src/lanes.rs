@@ -7,6 +7,7 @@
 //! token ids describe the original text: they go out with a text that is unchanged, and not before all of it does; with
 //! a changed text they are left out.
 
+use penstock_plugins::logprob_bytes;
 use penstock_types::{ChatEvent, TokenLogprob};
 
 /// Kind of a text that a choice emits; each has a rewriter of its own.
@@ -31,8 +32,8 @@ pub(crate) trait Rewriter {
     fn end(&mut self, out: &mut String) -> bool;
     /// Text that is held back, unchanged.
     fn held(&mut self) -> String;
-    /// Returns true if any text is held back.
-    fn holds(&self) -> bool;
+    /// Bytes of text that are held back; 0: none.
+    fn held_bytes(&self) -> usize;
 }
 
 struct Open<R> {
@@ -42,6 +43,8 @@ struct Open<R> {
     /// Log-probabilities of the text that has not gone out completely.
     logprobs: Vec<TokenLogprob>,
     tokens: Vec<u32>,
+    /// Memory of `logprobs`, in bytes.
+    logprob_bytes: usize,
     /// Input since then; the text is unchanged if it equals `given`.
     taken: String,
     given: String,
@@ -129,10 +132,12 @@ impl<R: Rewriter> Lanes<R> {
         let at = at.unwrap_or_else(|| {
             let (taken, given) = (String::new(), String::new());
             let rewriter = make(lane);
-            self.open.push(Open { choice, lane, rewriter, logprobs: Vec::new(), tokens: Vec::new(), taken, given });
+            let (logprobs, tokens, logprob_bytes) = (Vec::new(), Vec::new(), 0);
+            self.open.push(Open { choice, lane, rewriter, logprobs, tokens, logprob_bytes, taken, given });
             self.open.len() - 1
         });
         let open = &mut self.open[at];
+        open.logprob_bytes += logprob_bytes(&logprobs);
         open.logprobs.extend(logprobs);
         open.tokens.extend(tokens);
         let mut said = String::new();
@@ -160,6 +165,15 @@ impl<R: Rewriter> Lanes<R> {
         true
     }
 
+    /// Memory of what is held back, in bytes.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let of = |open: &Open<R>| {
+            let texts = open.rewriter.held_bytes() + open.taken.len() + open.given.len();
+            texts + open.logprob_bytes + size_of_val(&*open.tokens)
+        };
+        self.open.iter().map(of).sum()
+    }
+
     /// Appends all text that is held back, unchanged.
     pub(crate) fn release(&mut self, out: &mut Vec<ChatEvent>) {
         for mut open in self.open.drain(..) {
@@ -177,8 +191,9 @@ impl<R: Rewriter> Open<R> {
         if tracked {
             self.taken.push_str(taken);
             self.given.push_str(&said);
-            if !self.rewriter.holds() {
+            if self.rewriter.held_bytes() == 0 {
                 (logprobs, tokens) = (std::mem::take(&mut self.logprobs), std::mem::take(&mut self.tokens));
+                self.logprob_bytes = 0;
                 if std::mem::take(&mut self.taken) != std::mem::take(&mut self.given) {
                     logprobs.clear();
                     tokens.clear();
@@ -226,8 +241,8 @@ mod tests {
             std::mem::take(&mut self.0)
         }
 
-        fn holds(&self) -> bool {
-            !self.0.is_empty()
+        fn held_bytes(&self) -> usize {
+            self.0.len()
         }
     }
 

@@ -3,7 +3,7 @@
 //! Each file says at its top what the plugin does to a request and to its answer, and what it refuses to do;
 //! `docs/reference/plugins.md` has every setting. Shared parts: `fields` (header fields that plugins must leave alone),
 //! `lanes` (rewriting the texts of an answer while it comes), `scan` (finding words and patterns in them, wherever they
-//! are cut), `recorder` (keeping an answer to repeat it).
+//! are cut), `held` (events that wait for a verdict), `recorder` (keeping an answer to repeat it).
 #![forbid(unsafe_code)]
 
 mod body;
@@ -13,6 +13,7 @@ mod fault;
 mod fields;
 mod guard;
 mod headers;
+mod held;
 mod http_hook;
 mod lanes;
 mod moderation;

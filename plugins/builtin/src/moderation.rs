@@ -16,12 +16,14 @@ use penstock_types::{ChatEvent, ChatRequest, Message, Role};
 use regex::Regex;
 use serde_json::{Value, json};
 
+use crate::held::HeldBack;
+
 /// Plugin kind `moderation`: builds plugins that have another model judge prompts and answers.
 pub(crate) struct Moderation;
 
 /// Default number of characters that are judged; of a longer text, the end.
 const CHARS_MAX: u64 = 100_000;
-/// Largest answer that is held back, in bytes.
+/// Most text of an answer that is held back, in bytes.
 const HELD_BYTES_MAX: usize = 16 << 20;
 const INSTRUCTIONS: &str = "You judge whether a text is safe. Answer with the one word \"safe\" or \"unsafe\".";
 
@@ -155,16 +157,18 @@ impl Plugin for Moderated {
     }
 
     fn begin(&self) -> Box<dyn Hooks> {
-        let (config, held) = (self.0.clone(), Vec::new());
-        Box::new(Moderating { config, host: None, held, said: String::new() })
+        let (config, held) = (self.0.clone(), HeldBack::default());
+        Box::new(Moderating { config, host: None, held, said: String::new(), said_bytes: 0 })
     }
 }
 
 struct Moderating {
     config: Arc<Config>,
     host: Option<Arc<dyn Host>>,
-    held: Vec<ChatEvent>,
+    held: HeldBack,
+    /// Text of the answer for the judge, who takes it at the end.
     said: String,
+    said_bytes: usize,
 }
 
 #[async_trait]
@@ -203,39 +207,43 @@ impl Hooks for Moderating {
             };
             self.said.push_str(text);
         }
-        self.held.append(events);
-        if self.said.len() > HELD_BYTES_MAX {
+        self.said_bytes = self.said.len();
+        if self.said_bytes > HELD_BYTES_MAX {
             return Err(PluginError::new("the answer is too long to be judged"));
         }
+        self.held.add(events)?;
         if !end {
             return Ok(Flow::Go);
         }
-        let (held, said) = (std::mem::take(&mut self.held), std::mem::take(&mut self.said));
+        let said = std::mem::take(&mut self.said);
         let Some(host) = self.host.clone().filter(|_| !said.trim().is_empty()) else {
-            *events = held;
+            *events = self.held.take();
             return Ok(Flow::Go);
         };
-        // Kept in both places, so that a judge who fails takes nothing along.
-        self.held.clone_from(&held);
-        let config = self.config.clone();
+        // Taken when the judge has spoken: one who fails leaves the events here.
+        let (config, held) = (self.config.clone(), self.held.clone());
         Ok(Flow::Wait(Box::pin(async move {
             Ok(match config.judged(&host, &said).await? {
                 Some(why) => After::Reject(config.refusal(&why)),
-                None => After::Go(held),
+                None => After::Go(held.take()),
             })
         })))
     }
 
     fn release(&mut self, out: &mut Vec<ChatEvent>) {
-        out.append(&mut self.held);
+        out.append(&mut self.held.take());
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.held.bytes() + self.said_bytes
     }
 }
 
 #[cfg(test)]
 mod tests {
     use http::StatusCode;
-    use penstock_plugins::HostError;
     use penstock_plugins::testing::{FakeHost, build, http_answer, now, request};
+    use penstock_plugins::{HostError, event_bytes};
     use penstock_types::{FinishReason, Surface};
 
     use super::*;
@@ -288,6 +296,24 @@ mod tests {
         assert!(asked(&json!({ "model": "j", "scores": { "harm": 0.7 } }), "bad").0.is_err());
     }
 
+    #[test]
+    fn tools_schemas_and_names_are_judged() {
+        let tool = |function: Value| json!({ "tools": [{ "type": "function", "function": function }] });
+        let schema = json!({ "type": "object", "properties": { "a": { "enum": ["something bad"] } } });
+        for extra in [
+            tool(json!({ "name": "f", "description": "does bad things" })),
+            tool(json!({ "name": "f", "parameters": schema })),
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "n", "schema": schema } } }),
+            json!({ "messages": [{ "role": "user", "name": "bad", "content": "hi" }] }),
+        ] {
+            let mut body = json!({ "model": "m", "messages": [{ "role": "user", "content": "fine" }] });
+            body.as_object_mut().expect("a table").extend(extra.as_object().expect("a table").clone());
+            let mut hooks = build(&Moderation, &json!({ "model": "judge" })).expect("valid").begin();
+            let verdict = now(hooks.on_request(&mut request(Surface::Chat, &body, host())));
+            assert!(matches!(verdict, Ok(Verdict::Reject(_))), "{extra} {verdict:?}");
+        }
+    }
+
     fn answered(said: &[&str]) -> Result<After, PluginError> {
         let (verdict, mut hooks) = asked(&json!({ "model": "judge", "on": "answer" }), "bad");
         assert!(matches!(verdict, Ok(Verdict::Pass)), "prompts are not judged");
@@ -299,10 +325,17 @@ mod tests {
         }
         let mut last = vec![finish];
         let Ok(Flow::Wait(work)) = hooks.on_event(&mut last, true) else { panic!("it waits") };
+        let waiting = hooks.held_bytes();
         let after = now(work);
-        if after.is_err() {
-            hooks.release(&mut last);
-            assert_eq!(last.len(), said.len() + 1, "nothing is lost with the judge");
+        hooks.release(&mut last);
+        match &after {
+            Err(_) => assert_eq!(last.len(), said.len() + 1, "nothing is lost with the judge"),
+            Ok(After::Go(events)) => {
+                assert!(last.is_empty(), "and nothing is there twice");
+                let size: usize = events.iter().map(event_bytes).sum();
+                assert!(waiting > size && hooks.held_bytes() == waiting - size, "{waiting} {size}");
+            }
+            Ok(_) => {}
         }
         after
     }

@@ -6,15 +6,19 @@
 //! when the placeholder comes in several pieces. The table lives as long as the request, and is neither logged nor
 //! stored. With `restore = false` the client reads the placeholders too.
 //!
-//! Values are found by form (and checksum, where there is one), not by meaning: names and places are not found.
+//! Values are found by form (and checksum, where there is one), not by meaning: names and places are not found. The work
+//! is linear in the request: the hook has no await, so nothing could interrupt more.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use penstock_plugins::text::{self, Form, Writer};
-use penstock_plugins::{Flow, Hooks, Kind, Needs, Plugin, PluginError, RequestContext, Sees, Settings, Verdict};
+use penstock_plugins::{
+    Flow, Hooks, Kind, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Sees, Settings, Verdict,
+};
 use penstock_types::ChatEvent;
 use regex::Regex;
 
@@ -205,67 +209,146 @@ struct Redacting {
     lanes: Lanes<Restorer>,
 }
 
-/// Placeholders of one request and the values that they stand for.
+/// Most different values in one request. Each takes about 200 bytes until the answer has ended; a person's request has tens.
+const VALUES_MAX: usize = 10_000;
+
+/// Placeholders that the client's own text uses: label and number of each.
+#[derive(Default)]
+struct Taken(HashSet<(String, u64)>);
+
+impl Taken {
+    /// Notes the placeholders in `text` that have the label of a rule.
+    fn note(&mut self, rules: &Rules, text: &str) {
+        for inner in text.split('[').skip(1) {
+            let Some((name, _)) = inner.split_once(']') else { continue };
+            let Some((label, number)) = name.rsplit_once('_') else { continue };
+            let Ok(number) = number.parse() else { continue };
+            if rules.rules.iter().any(|rule| rule.name == label) {
+                self.0.insert((label.to_owned(), number));
+            }
+        }
+    }
+}
+
+/// Placeholders of one request and the values that they stand for. A value costs the same however many there are.
 #[derive(Default)]
 struct Table {
-    pairs: Vec<(String, String)>,
-    by_value: HashMap<String, usize>,
+    /// Values by placeholder, in order: those that begin with a text are beside each other.
+    values: BTreeMap<String, Arc<str>>,
+    placeholders: HashMap<Arc<str>, String>,
+    /// Last number that was tried for each label; none is tried twice.
+    numbers: HashMap<String, u64>,
+    /// Length of the longest placeholder, in bytes.
+    longest: usize,
 }
 
 impl Table {
-    /// Placeholder of a value; `taken` tells which placeholders the client's own text uses.
-    fn placeholder(&mut self, label: &str, value: &str, taken: &dyn Fn(&str) -> bool) -> &str {
-        let next = self.pairs.len();
-        let at = *self.by_value.entry(value.to_owned()).or_insert(next);
-        if at == next {
-            let mine =
-                self.pairs.iter().filter(|(placeholder, _)| placeholder[1..].starts_with(&format!("{label}_"))).count();
-            let names = (mine + 1..).map(|number| format!("[{label}_{number}]"));
-            let fresh = |name: &String| !taken(name) && self.pairs.iter().all(|(have, _)| have != name);
-            let name = names.into_iter().find(fresh).unwrap_or_default();
-            self.pairs.push((name, value.to_owned()));
+    /// Placeholder of a value; `None`: the request has too many values.
+    fn placeholder(&mut self, label: &str, value: &str, taken: &Taken) -> Option<&str> {
+        if !self.placeholders.contains_key(value) {
+            if self.placeholders.len() == VALUES_MAX {
+                return None;
+            }
+            let mut key = (label.to_owned(), self.numbers.get(label).copied().unwrap_or(0));
+            loop {
+                key.1 += 1;
+                if !taken.0.contains(&key) {
+                    break;
+                }
+            }
+            let (label, number) = key;
+            let name = format!("[{label}_{number}]");
+            self.numbers.insert(label, number);
+            self.longest = self.longest.max(name.len());
+            let value: Arc<str> = value.into();
+            self.values.insert(name.clone(), value.clone());
+            self.placeholders.insert(value, name);
         }
-        &self.pairs[at].0
+        self.placeholders.get(value).map(String::as_str)
+    }
+
+    /// What `text` begins with, which itself begins with a bracket. At most [`Table::longest`] bytes are looked at.
+    fn at(&self, text: &str) -> Begins<'_> {
+        let shown = &text.as_bytes()[..text.len().min(self.longest)];
+        let Some(close) = shown.iter().position(|byte| *byte == b']') else {
+            let mut behind = self.values.range::<str, _>((Bound::Included(text), Bound::Unbounded));
+            let is_open = text.len() < self.longest && behind.next().is_some_and(|(name, _)| name.starts_with(text));
+            return if is_open { Begins::Maybe } else { Begins::Other };
+        };
+        let name = &text[..=close];
+        self.values.get(name).map_or(Begins::Other, |value| Begins::Placeholder(name.len(), value))
+    }
+}
+
+/// Beginning of a text, compared with the placeholders of a request.
+enum Begins<'t> {
+    /// A placeholder of that length, and its value.
+    Placeholder(usize, &'t str),
+    /// The beginning of a placeholder, if the text goes on so.
+    Maybe,
+    /// No placeholder.
+    Other,
+}
+
+impl Redacting {
+    /// Replaces the values in a request; `Err` is the reason why it cannot be asked.
+    fn redact(&self, request: &mut RequestContext) -> Result<Result<Table, String>, PluginError> {
+        let Config { rules, writers, .. } = &*self.config;
+        let (mut any, mut taken, mut named) = (false, Taken::default(), false);
+        text::each(request.request()?, &mut |writer, text| {
+            any |= writers.contains(&writer) && !rules.all(text).is_empty();
+            taken.note(rules, text);
+        });
+        if !any {
+            return Ok(Ok(Table::default()));
+        }
+        text::names(request.request()?, &mut |writer, name| {
+            named |= writers.contains(&writer) && !rules.all(name).is_empty();
+        });
+        if named {
+            let place = "a name or a pattern of the tools, of the calls or of the schema";
+            return Ok(Err(format!("Personal data is in {place}, where it cannot be replaced.")));
+        }
+        let (mut table, mut fits) = (Table::default(), true);
+        text::change(request.edit()?, &mut |writer, _: Form, text| {
+            if !writers.contains(&writer) || !fits {
+                return;
+            }
+            let (mut out, mut from) = (String::with_capacity(text.len()), 0);
+            for found in rules.all(text) {
+                let label = &rules.rules[found.rule].name;
+                let Some(placeholder) = table.placeholder(label, &text[found.start..found.end], &taken) else {
+                    fits = false;
+                    return;
+                };
+                out.push_str(&text[from..found.start]);
+                out.push_str(placeholder);
+                from = found.end;
+            }
+            out.push_str(&text[from..]);
+            *text = out;
+        });
+        let many = || format!("More than {VALUES_MAX} different values of personal data are in this request.");
+        Ok(if fits { Ok(table) } else { Err(many()) })
     }
 }
 
 #[async_trait]
 impl Hooks for Redacting {
     async fn on_request(&mut self, request: &mut RequestContext) -> Result<Verdict, PluginError> {
-        let config = self.config.clone();
-        let (mut any, mut brackets) = (false, String::new());
-        text::each(request.request()?, &mut |writer, text| {
-            any |= config.writers.contains(&writer) && !config.rules.all(text).is_empty();
-            if text.contains('[') {
-                brackets.push_str(text);
-            }
-        });
-        if !any {
-            return Ok(Verdict::Pass);
+        let table = match self.redact(request)? {
+            Ok(table) => table,
+            Err(why) => return Ok(Verdict::Reject(Rejection::new(RejectionKind::Invalid, why))),
+        };
+        if !table.values.is_empty() {
+            request.tags.push(("pii".into(), table.values.len().to_string()));
         }
-        let mut table = Table::default();
-        let taken = |name: &str| brackets.contains(name);
-        text::change(request.edit()?, &mut |writer, _: Form, text| {
-            if !config.writers.contains(&writer) {
-                return;
-            }
-            let (mut out, mut from) = (String::with_capacity(text.len()), 0);
-            for found in config.rules.all(text) {
-                out.push_str(&text[from..found.start]);
-                let label = &config.rules.rules[found.rule].name;
-                out.push_str(table.placeholder(label, &text[found.start..found.end], &taken));
-                from = found.end;
-            }
-            out.push_str(&text[from..]);
-            *text = out;
-        });
-        request.tags.push(("pii".into(), table.pairs.len().to_string()));
         self.table = Arc::new(table);
         Ok(Verdict::Pass)
     }
 
     fn sees(&self) -> Sees {
-        if self.config.restore && !self.table.pairs.is_empty() { Sees::Events } else { Sees::Nothing }
+        if self.config.restore && !self.table.values.is_empty() { Sees::Events } else { Sees::Nothing }
     }
 
     fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
@@ -280,6 +363,10 @@ impl Hooks for Redacting {
 
     fn release(&mut self, out: &mut Vec<ChatEvent>) {
         self.lanes.release(out);
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.lanes.held_bytes()
     }
 }
 
@@ -299,18 +386,22 @@ impl Restorer {
         while let Some(at) = rest.find('[') {
             out.push_str(&rest[..at]);
             rest = &rest[at..];
-            if let Some((name, value)) = self.table.pairs.iter().find(|(name, _)| rest.starts_with(name.as_str())) {
-                match self.json {
-                    true => out.push_str(&crate::json_inner(value)),
-                    false => out.push_str(value),
+            match self.table.at(rest) {
+                Begins::Placeholder(length, value) => {
+                    match self.json {
+                        true => out.push_str(&crate::json_inner(value)),
+                        false => out.push_str(value),
+                    }
+                    rest = &rest[length..];
                 }
-                rest = &rest[name.len()..];
-            } else if !complete && self.table.pairs.iter().any(|(name, _)| name.starts_with(rest)) {
-                self.held = rest.to_owned();
-                return;
-            } else {
-                out.push('[');
-                rest = &rest[1..];
+                Begins::Maybe if !complete => {
+                    self.held = rest.to_owned();
+                    return;
+                }
+                Begins::Maybe | Begins::Other => {
+                    out.push('[');
+                    rest = &rest[1..];
+                }
             }
         }
         out.push_str(rest);
@@ -337,15 +428,15 @@ impl Rewriter for Restorer {
         std::mem::take(&mut self.held)
     }
 
-    fn holds(&self) -> bool {
-        !self.held.is_empty()
+    fn held_bytes(&self) -> usize {
+        self.held.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use penstock_plugins::testing::{FakeHost, build, now, request};
-    use penstock_types::Surface;
+    use penstock_types::{Request, Surface};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -400,6 +491,76 @@ mod tests {
         let (prompt, hooks) = redacted(&json!({}), "keep [EMAIL_1], hide a@b.de");
         assert_eq!(prompt, "keep [EMAIL_1], hide [EMAIL_2]");
         assert_eq!(streamed(hooks, &["[EMAIL_1] [EMAIL_2]"]).text, "[EMAIL_1] a@b.de");
+    }
+
+    #[test]
+    fn a_number_is_tried_once_however_many_values_there_are() {
+        let mut table = Table::default();
+        let mut taken = Taken::default();
+        taken.note(
+            &everything(),
+            &(1..=3000).map(|number| format!("[EMAIL_{number}] [OTHER_{number}]")).collect::<String>(),
+        );
+        assert_eq!(taken.0.len(), 3000, "labels of no rule are nobody's");
+        for number in 0..5000 {
+            let value = format!("a{number}@b.de");
+            let name = table.placeholder("EMAIL", &value, &taken).expect("fits").to_owned();
+            assert_eq!(table.placeholder("EMAIL", &value, &taken), Some(name.as_str()));
+        }
+        // Every number up to there was tried, and none of them twice.
+        assert_eq!((table.numbers["EMAIL"], table.values.len()), (8000, 5000));
+        assert_eq!(table.values.first_key_value().expect("some").0, "[EMAIL_3001]");
+    }
+
+    #[test]
+    fn a_request_of_as_many_values_as_there_may_be_is_read_and_restored() {
+        let values = |count: usize| (0..count).map(|at| format!("a{at}@b.de ")).collect::<String>();
+        let prompt = values(VALUES_MAX) + &"[EMAIL_".repeat(20_000);
+        let (redacted, hooks) = redacted(&json!({}), &prompt);
+        assert!(!redacted.contains('@') && redacted.contains(&format!("[EMAIL_{VALUES_MAX}]")));
+        // An answer of brackets, too, is looked at no further than a placeholder is long.
+        let hostile = "[".repeat(300_000) + "[EMAIL_1";
+        assert_eq!(streamed(hooks, &[&redacted, &hostile, "]"]).text, prompt + &"[".repeat(300_000) + "a0@b.de");
+        let plugin = build(&Pii, &json!({})).expect("valid");
+        let body = json!({ "model": "m", "messages": [{ "role": "user", "content": values(VALUES_MAX + 1) }] });
+        let mut context = request(Surface::Chat, &body, Arc::new(FakeHost::default()));
+        let verdict = now(plugin.begin().on_request(&mut context));
+        let Ok(Verdict::Reject(refused)) = verdict else { panic!("{verdict:?}") };
+        assert!(refused.kind == RejectionKind::Invalid && refused.message.contains("10000"), "{refused:?}");
+    }
+
+    fn asked(body: &Value) -> (Result<Verdict, PluginError>, RequestContext) {
+        let mut full =
+            json!({ "model": "m", "messages": [{ "role": "user", "content": "ask a@b.de", "name": "c@d.de" }] });
+        full.as_object_mut().expect("a table").extend(body.as_object().expect("a table").clone());
+        let mut context = request(Surface::Chat, &full, Arc::new(FakeHost::default()));
+        let verdict = now(build(&Pii, &json!({})).expect("valid").begin().on_request(&mut context));
+        (verdict, context)
+    }
+
+    #[test]
+    fn tools_schemas_and_names_of_people_are_redacted() {
+        let schema = json!({ "type": "object", "properties": { "to": { "enum": ["a@b.de", "e@f.de"] } } });
+        let function = json!({ "name": "mail", "description": "Mails g@h.de.", "parameters": schema });
+        let format = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema } });
+        let body = json!({ "tools": [{ "type": "function", "function": function }], "response_format": format });
+        let (verdict, context) = asked(&body);
+        assert!(matches!(verdict, Ok(Verdict::Pass)), "{verdict:?}");
+        let Request::Chat(chat) = context.request().expect("read") else { panic!("a chat") };
+        let tool = &chat.tools[0];
+        assert_eq!(tool.description.as_deref(), Some("Mails [EMAIL_1]."));
+        let held = format!("{chat:?}");
+        assert!(!held.contains('@') && tool.json.contains(r#"["[EMAIL_2]","[EMAIL_3]"]"#), "{held}");
+        assert_eq!(chat.messages[0].content.as_deref(), Some("ask [EMAIL_2]"));
+    }
+
+    #[test]
+    fn a_name_that_holds_personal_data_is_refused() {
+        let schema = json!({ "type": "object", "properties": { "a@b.de": {} } });
+        for function in [json!({ "name": "a@b.de" }), json!({ "name": "f", "parameters": schema })] {
+            let (verdict, _) = asked(&json!({ "tools": [{ "type": "function", "function": function }] }));
+            assert!(matches!(verdict, Ok(Verdict::Reject(_))), "{function} {verdict:?}");
+        }
     }
 
     #[test]

@@ -42,6 +42,11 @@ impl Recorder {
         }
     }
 
+    /// Size of the record so far, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        if self.spoiled { 0 } else { self.bytes }
+    }
+
     /// Ends the record: all events and their size; `None` where the answer is spoiled.
     pub(crate) fn end(&mut self) -> Option<(Vec<ChatEvent>, usize)> {
         let spoiled = std::mem::replace(&mut self.spoiled, true);

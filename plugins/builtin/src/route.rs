@@ -91,7 +91,7 @@ impl Rule {
 
     fn holds(&self, request: &Request) -> bool {
         let (mut chars, mut last, mut found) = (0, String::new(), false);
-        text::each(request, &mut |writer, text| {
+        text::said(request, &mut |writer, text| {
             chars += text.chars().count() as u64;
             match &self.says {
                 Some((rules, true)) => found |= !rules.all(text).is_empty(),

@@ -63,6 +63,26 @@ impl Finder {
         }
     }
 
+    /// First place from `from` on where a match of at most `window` bytes can begin. No more than about twice the window is
+    /// searched behind `from` and behind each place that is ruled out, so a pattern whose matches are longer does not read
+    /// the rest of the text again for each of its characters.
+    fn start(&self, text: &str, mut from: usize, window: usize) -> Option<usize> {
+        loop {
+            let end = from.saturating_add(window.saturating_mul(2)).saturating_add(8).min(text.len());
+            let shown = &text[..floor(text, end)];
+            let found = self.find(shown, from).map(|(start, _)| start);
+            if shown.len() == text.len() {
+                return found;
+            }
+            // Of a later start not all is shown that may matter to it.
+            let sure = shown.len() - (window + 1);
+            match found {
+                Some(start) if start <= sure => return Some(start),
+                _ => from = next_char(text, floor(text, sure)),
+            }
+        }
+    }
+
     /// End of the part of a match that counts; `None`: the match does not count.
     fn counts(&self, text: &str, start: usize, end: usize) -> Option<usize> {
         match self {
@@ -192,7 +212,7 @@ struct Starts(Vec<Option<usize>>);
 
 impl Starts {
     fn next(&mut self, rules: &Rules, text: &str, from: usize) -> Option<usize> {
-        let find = |rule: &Rule| rule.finder.find(text, from).map(|(start, _)| start);
+        let find = |rule: &Rule| rule.finder.start(text, from, rules.window);
         if self.0.is_empty() {
             self.0 = rules.rules.iter().map(find).collect();
         }
@@ -280,8 +300,8 @@ impl Rewriter for Scanner {
         self.text.split_off(std::mem::replace(&mut self.at, 0))
     }
 
-    fn holds(&self) -> bool {
-        self.at < self.text.len()
+    fn held_bytes(&self) -> usize {
+        self.text.len() - self.at
     }
 }
 
@@ -338,6 +358,14 @@ mod tests {
         let rules = Arc::new(Rules { rules: vec![rule], window: 16 });
         assert_eq!(scanned(&rules, &["die GRÖSSE, größen FOO bar"]).0, "die _, größen _");
         assert_eq!(scanned(&rules, &["die größe, Größe"]).0, "die _, _");
+    }
+
+    #[test]
+    fn a_pattern_that_is_too_long_to_match_does_not_read_the_text_again_and_again() {
+        // Each of the characters begins a match that ends with the text: read to its end, they would be 10^12 bytes.
+        let rules = rules(&[("a[^b]*b", Action::Mask)], 8);
+        let text = "a".repeat(1_000_000) + "b";
+        assert_eq!(scanned(&rules, &[&text]).0, "a".repeat(1_000_001 - 8) + "*");
     }
 
     #[test]

@@ -13,7 +13,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::HeaderValue;
 use penstock_plugins::{
-    AnswerHead, AskAs, Flow, Hooks, Host, Kind, Needs, Plugin, PluginError, RequestContext, Sees, Settings, Verdict,
+    AnswerHead, AskAs, Flow, Hooks, Host, Kind, Needs, Plugin, PluginError, Rejection, RequestContext, Sees, Settings,
+    Verdict,
 };
 use penstock_types::{ChatEvent, ChatRequest, Request, Role};
 
@@ -206,9 +207,13 @@ impl Hooks for Caching {
         if self.miss.is_some() { Sees::Events } else { Sees::Nothing }
     }
 
-    fn on_head(&mut self, head: &mut AnswerHead) -> Result<(), PluginError> {
+    fn on_head(&mut self, head: &mut AnswerHead) -> Result<Option<Rejection>, PluginError> {
         head.set(CACHE, HeaderValue::from_static("miss"));
-        Ok(())
+        Ok(None)
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.miss.as_ref().map_or(0, |miss| miss.recorder.bytes())
     }
 
     fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {

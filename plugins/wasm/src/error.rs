@@ -96,6 +96,11 @@ pub enum WasmError {
     /// The plugin has a request wait, and nothing is under way that could resume it.
     #[error("the plugin paused and nothing is under way that could resume it")]
     Stuck,
+    /// The plugin has an answer wait at its headers, and is shown nothing more of it.
+    #[error(
+        "the plugin paused an answer at its headers, and is not shown its body: it can neither be resumed nor asked again"
+    )]
+    PausedHead,
     /// The plugin had a request wait too long.
     #[error("the plugin paused for longer than pause_ms_max")]
     Paused,

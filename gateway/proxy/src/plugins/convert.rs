@@ -72,6 +72,16 @@ impl Converter {
         };
     }
 
+    /// Bytes that the conversion holds: what has not been said yet, or the whole answer.
+    pub(super) fn held(&self) -> usize {
+        match self {
+            Converter::Open | Converter::None => 0,
+            Converter::Read { decoder, .. } => decoder.held(),
+            Converter::Stream { encoder, .. } => encoder.held(),
+            Converter::Whole { collector } => collector.as_ref().map_or(0, |collector| collector.bytes()),
+        }
+    }
+
     /// Turns `events` into the wanted form. `facts` and `score` are the upstream's.
     pub(super) fn convert(
         &mut self,

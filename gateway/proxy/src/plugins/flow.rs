@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_plugins::{After, Answer, AnswerHead, BoxFuture, Flow, Outcome, PluginError, Sees};
+use penstock_plugins::{After, Answer, AnswerHead, BoxFuture, Flow, Outcome, PluginError, Sees, event_bytes};
 use penstock_types::{ChatEvent, FinishReason};
 use tokio::time::{Sleep, sleep};
 
@@ -17,6 +17,7 @@ use super::convert::{Converter, usage_of};
 use super::shell::{AnswerShape, Broke, Shell, Stage, refused};
 use penstock_base::error::Failure;
 use penstock_config::OnFail;
+use penstock_upstream::answer_memory::Hold;
 use penstock_upstream::{Course, Events, Facts};
 
 /// Events of an answer that a plugin gave in place of a model's: all at once, free of cost.
@@ -58,6 +59,8 @@ pub(super) struct Around {
     last: Converter,
     waiting: Option<Waiting>,
     headers: Option<Vec<(HeaderName, HeaderValue)>>,
+    /// Memory of the key's answers that is charged for what plugins and converters hold.
+    hold: Hold,
     /// Facts and course of an upstream that was told to stop.
     stopped: (Facts, Course),
     done: bool,
@@ -70,6 +73,8 @@ struct Waiting {
     timer: Pin<Box<Sleep>>,
     /// Events that go on before the result of the work.
     held: Vec<ChatEvent>,
+    /// Memory of these events.
+    held_bytes: usize,
     end: bool,
 }
 
@@ -82,8 +87,15 @@ enum Passed {
 }
 
 impl Around {
-    pub(super) fn new(shell: Shell, shape: Option<Arc<AnswerShape>>, inner: Box<dyn Events>, outcome: Outcome) -> Self {
+    pub(super) fn new(
+        shell: Shell,
+        shape: Option<Arc<AnswerShape>>,
+        inner: Box<dyn Events>,
+        hold: Hold,
+        outcome: Outcome,
+    ) -> Self {
         Self {
+            hold,
             shell,
             shape,
             inner: Some(inner),
@@ -96,22 +108,34 @@ impl Around {
         }
     }
 
-    /// Shows the header fields to the stages, once they are known.
+    /// Shows the header fields to the stages, once they are known. A stage that refuses the answer ends it.
     fn head(&mut self) -> Result<(), Failure> {
         if self.headers.is_some() {
             return Ok(());
         }
         let mut head = AnswerHead { headers: self.inner.as_ref().map_or(Vec::new(), |inner| inner.headers().to_vec()) };
         let Shell { stages, metrics, .. } = &mut self.shell;
+        let mut refusal = None;
         for stage in stages.iter_mut().filter(|stage| stage.sees >= Sees::Head && !stage.left_out) {
             let before = head.clone();
-            if let Err(broke) = guarded(|| stage.hooks.on_head(&mut head)) {
-                head = before;
-                broke.handled(&stage.entry, "head", metrics)?;
+            match guarded(|| stage.hooks.on_head(&mut head)) {
+                Ok(None) => {}
+                Ok(Some(rejection)) => {
+                    stage.outcome = "rejected";
+                    refusal = Some(rejection);
+                    break;
+                }
+                Err(broke) => {
+                    head = before;
+                    broke.handled(&stage.entry, "head", metrics)?;
+                }
             }
         }
         self.headers = Some(head.headers);
-        Ok(())
+        match refusal {
+            Some(rejection) => Err(self.shell.rejected(refused(rejection))),
+            None => Ok(()),
+        }
     }
 
     /// Next batch, the stage at which it enters, and whether it is the last.
@@ -192,7 +216,8 @@ impl Around {
                 Flow::Wait(work) => {
                     let timer = Box::pin(sleep(self.shell.stages[at].entry.timeout));
                     let held = std::mem::take(batch);
-                    self.waiting = Some(Waiting { stage: at, work, timer, held, end });
+                    let held_bytes = held.iter().map(event_bytes).sum();
+                    self.waiting = Some(Waiting { stage: at, work, timer, held, held_bytes, end });
                     return Ok(Passed::Waits);
                 }
                 Flow::Stop(reason) => {
@@ -236,6 +261,17 @@ impl Around {
             batch.extend(before.unwrap_or_default());
             Ok(Flow::Go)
         })
+    }
+
+    /// Charges the memory for answers for what the plugins and the conversions hold now.
+    fn cover(&mut self) -> Result<(), Failure> {
+        if self.shape.is_none() {
+            return Ok(());
+        }
+        let of = |stage: &Stage| stage.converter.held() + if stage.left_out { 0 } else { stage.hooks.held_bytes() };
+        let stages: usize = self.shell.stages.iter().filter(|stage| stage.sees >= Sees::Events).map(of).sum();
+        let waiting = self.waiting.as_ref().map_or(0, |waiting| waiting.held_bytes);
+        self.hold.cover(stages + self.last.held() + waiting)
     }
 
     /// Ends the answer behind a stage: open choices finish with `reason`, and the upstream is told to stop.
@@ -299,7 +335,7 @@ impl Events for Around {
                 Err(failure) => Err(failure),
             };
             out.append(&mut batch);
-            match passed {
+            match passed.and_then(|passed| self.cover().map(|()| passed)) {
                 Ok(Passed::Waits) => {}
                 Ok(Passed::On(true)) => {
                     self.done = true;

@@ -13,6 +13,7 @@ use penstock_base::error::{Failure, UpstreamAnswer};
 use penstock_config::{OnFail, PluginConfig};
 use penstock_telemetry::{Metric, Metrics};
 use penstock_types::ask::Variant;
+use penstock_upstream::answer_memory::Hold;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Events, Facts};
 
@@ -174,21 +175,32 @@ impl Shell {
         }
     }
 
-    /// Puts the plugins around an upstream's events.
-    pub(crate) fn around(self, call: &Call, events: Box<dyn Events>) -> Result<Box<dyn Events>, Failure> {
-        self.wrap(call, events, Outcome::Complete)
+    /// Puts the plugins around an upstream's events; `hold` is charged for what they hold of the answer.
+    pub(crate) fn around(self, call: &Call, events: Box<dyn Events>, hold: Hold) -> Result<Box<dyn Events>, Failure> {
+        self.wrap(call, events, hold, Outcome::Complete)
     }
 
     /// Puts the plugins that run before the answering one around its answer.
-    pub(crate) fn around_answer(shell: Option<Self>, call: &Call, answer: Answer) -> Result<Box<dyn Events>, Failure> {
+    pub(crate) fn around_answer(
+        shell: Option<Self>,
+        call: &Call,
+        answer: Answer,
+        hold: Hold,
+    ) -> Result<Box<dyn Events>, Failure> {
         let events = Box::new(Replay::new(answer));
         match shell {
-            Some(shell) => shell.wrap(call, events, Outcome::Answered),
+            Some(shell) => shell.wrap(call, events, hold, Outcome::Answered),
             None => Ok(events),
         }
     }
 
-    fn wrap(mut self, call: &Call, events: Box<dyn Events>, outcome: Outcome) -> Result<Box<dyn Events>, Failure> {
+    fn wrap(
+        mut self,
+        call: &Call,
+        events: Box<dyn Events>,
+        hold: Hold,
+        outcome: Outcome,
+    ) -> Result<Box<dyn Events>, Failure> {
         let shape = self.reads().then(|| AnswerShape::of(call));
         if matches!(shape, Some(None)) {
             return Err(self.failed(Failure::internal("events for a request nobody read")));
@@ -198,7 +210,7 @@ impl Shell {
             let message = "A plugin looks at this answer, which it cannot as a JSON array: ask with alt=sse.";
             return Err(self.failed(Failure::new(ErrorKind::Unsupported, message)));
         }
-        Ok(Box::new(Around::new(self, shape.flatten().map(Arc::new), events, outcome)))
+        Ok(Box::new(Around::new(self, shape.flatten().map(Arc::new), events, hold, outcome)))
     }
 }
 

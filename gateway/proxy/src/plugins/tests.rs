@@ -1,6 +1,7 @@
 //! Tests of both sides, with scripted plugins.
 
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -9,18 +10,19 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderMap;
 use penstock_plugins::{
-    After, Answer, EndFacts, Flow, Hooks, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Sees,
-    Verdict,
+    After, Answer, AnswerHead, EndFacts, Flow, Hooks, Needs, Plugin, PluginError, Rejection, RejectionKind,
+    RequestContext, Sees, Verdict,
 };
-use penstock_types::{ChatEvent, FinishReason, Surface, Usage};
+use penstock_types::{ChatEvent, FinishReason, Surface, TokenLogprob, TokenPlace, Usage};
 use proptest::prelude::*;
 
 use super::chain::Chain;
 use super::{Asked, Hub, Shell};
 use penstock_base::error::Failure;
 use penstock_config::{OnFail, Overrides, PluginConfig, load};
-use penstock_http::{Body, BodyBudget};
+use penstock_http::{Body, BodyBudget, HttpLimits};
 use penstock_types::ask::Ask;
+use penstock_upstream::answer_memory::{AnswerBudget, AnswerMemory};
 use penstock_upstream::call::Call;
 use penstock_upstream::{Events, Facts};
 
@@ -29,6 +31,7 @@ use penstock_upstream::{Events, Facts};
 struct Script {
     sees: Sees,
     request: fn(&mut RequestContext) -> Result<Verdict, PluginError>,
+    head: fn(&mut AnswerHead) -> Result<Option<Rejection>, PluginError>,
     event: fn(&mut Vec<ChatEvent>, bool) -> Result<Flow, PluginError>,
     never: bool,
     log: Arc<Mutex<Vec<String>>>,
@@ -37,7 +40,8 @@ struct Script {
 
 impl Script {
     fn new(name: &'static str, sees: Sees, log: &Arc<Mutex<Vec<String>>>) -> Self {
-        Self { sees, request: |_| Ok(Verdict::Pass), event: |_, _| Ok(Flow::Go), never: false, log: log.clone(), name }
+        let (log, never) = (log.clone(), false);
+        Self { sees, request: |_| Ok(Verdict::Pass), head: |_| Ok(None), event: |_, _| Ok(Flow::Go), never, log, name }
     }
 
     fn note(&self, what: &str) {
@@ -67,6 +71,10 @@ impl Hooks for Script {
 
     fn sees(&self) -> Sees {
         self.sees
+    }
+
+    fn on_head(&mut self, head: &mut AnswerHead) -> Result<Option<Rejection>, PluginError> {
+        (self.head)(head)
     }
 
     fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
@@ -168,14 +176,14 @@ async fn drained(events: &mut dyn Events) -> (String, Result<(), Failure>) {
 }
 
 async fn answered(entries: Vec<PluginConfig>, stream: bool, batches: Batches) -> (String, Result<(), Failure>) {
-    let mut call = call(stream).await;
+    let (mut call, hold) = (call(stream).await, AnswerMemory::default().hold());
     let Asked { shell, answer } = match chain(entries).ask(&Arc::default(), &mut call).await {
         Ok(asked) => asked,
         Err(failure) => return (String::new(), Err(failure)),
     };
     let mut events: Box<dyn Events> = match (shell, answer) {
-        (shell, Some(answer)) => Shell::around_answer(shell, &call, answer).expect("wraps"),
-        (Some(shell), None) => shell.around(&call, Box::new(batches)).expect("wraps"),
+        (shell, Some(answer)) => Shell::around_answer(shell, &call, answer, hold).expect("wraps"),
+        (Some(shell), None) => shell.around(&call, Box::new(batches), hold).expect("wraps"),
         (None, None) => Box::new(batches),
     };
     drained(events.as_mut()).await
@@ -319,6 +327,102 @@ async fn a_refusal_is_the_clients_to_read() {
     assert_eq!((out.as_str(), ended.expect_err("breaks").status()), ("ab", 400), "behind what it left");
 }
 
+/// Answer of a hostile upstream: choices that do not end, each token with long text and all log-probabilities.
+struct Endless {
+    choices: u32,
+    tokens: Arc<AtomicUsize>,
+}
+
+/// Bytes of the text of each token of [`Endless`].
+const TOKEN_BYTES: usize = 1000;
+
+impl Events for Endless {
+    fn poll_events(&mut self, _: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        let top = vec![(7, b"abc".to_vec(), -1.0); 20];
+        let logprob =
+            TokenLogprob { token: 7, bytes: b"abc".to_vec(), logprob: Some(-1.0), top, place: TokenPlace::Text };
+        let said = |choice| {
+            let (text, logprobs) = ("a".repeat(TOKEN_BYTES), vec![logprob.clone()]);
+            ChatEvent::Text { choice, text, logprobs, tokens: Vec::new() }
+        };
+        out.extend((0..self.choices).map(said));
+        Poll::Ready(Ok(self.tokens.fetch_add(self.choices as usize, Ordering::Relaxed) < 20_000))
+    }
+
+    fn facts(&self) -> Facts {
+        Facts::default()
+    }
+}
+
+/// Checks that what these plugins hold of an endless answer stays within the memory for answers.
+async fn check_held(entries: Vec<PluginConfig>, stream: bool, choices: u32) {
+    const MAX: usize = 2 << 20;
+    let id = entries[0].id.to_string();
+    let budget = AnswerBudget::new(MAX);
+    let memory = AnswerMemory::new(&budget, "key", &HttpLimits::default());
+    let mut call = call(stream).await;
+    let asked = chain(entries).ask(&Arc::default(), &mut call).await.expect("passes");
+    let tokens = Arc::default();
+    let upstream = Box::new(Endless { choices, tokens: Arc::clone(&tokens) });
+    let mut events = asked.shell.expect("wanted").around(&call, upstream, memory.hold()).expect("wraps");
+    let (mut batch, mut most) = (Vec::new(), 0);
+    let failure = loop {
+        match poll_fn(|context| events.poll_events(context, &mut batch)).await {
+            Ok(true) => batch.clear(),
+            Ok(false) => panic!("{id} held all of it"),
+            Err(failure) => break failure,
+        }
+        most = most.max(budget.bytes_held());
+    };
+    assert_eq!(failure.status(), 503, "{id}: {failure:?}");
+    let held = tokens.load(Ordering::Relaxed) * TOKEN_BYTES;
+    assert!(held < MAX + 64 * TOKEN_BYTES && most <= MAX, "{id}: {held} bytes held, {most} charged");
+    drop(events);
+    assert_eq!(budget.bytes_held(), 0, "{id}");
+}
+
+#[tokio::test]
+async fn what_is_held_back_is_charged_to_the_memory_for_answers() {
+    for settings in [
+        "name = \"guard\"\nsettings = { rules = [{ pattern = \"b+c\", on = \"answer\" }] }",
+        "name = \"moderation\"\nsettings = { model = \"judge\", on = \"answer\" }",
+        "name = \"http_hook\"\nsettings = { url = \"http://127.0.0.1:1/\", requests = false, answers = \"hold\" }",
+    ] {
+        let text = format!("[[plugins]]\n{settings}\n");
+        let config = load(Some(("test.toml", &text)), &Overrides::default(), &|_| None).expect("valid");
+        check_held(config.plugins, true, 16).await;
+    }
+    // A whole answer is collected for who sees its bytes.
+    let bytes = entry(&Script::new("bytes", Sees::Bytes, &Arc::default()), OnFail::Closed);
+    check_held(vec![bytes], false, 1).await;
+}
+
+#[tokio::test]
+async fn an_answer_may_be_refused_at_its_head() {
+    let refuses = |_: &mut AnswerHead| Ok(Some(Rejection::new(RejectionKind::Content, "No.").status(451)));
+    for sees in [Sees::Head, Sees::Events, Sees::Bytes] {
+        let log = Arc::default();
+        let mut script = Script::new("a", sees, &log);
+        script.head = refuses;
+        let outer = Script::new("outer", Sees::Events, &log);
+        for entries in
+            [vec![entry(&script, OnFail::Open)], vec![entry(&outer, OnFail::Open), entry(&script, OnFail::Open)]]
+        {
+            let (out, ended) = answered(entries, true, hello()).await;
+            assert_eq!((out.as_str(), ended.expect_err("refused").status()), ("", 451), "{sees:?}");
+            assert!(log.lock().expect("a test").iter().any(|line| line == "a end rejected"));
+            assert!(!log.lock().expect("a test").iter().any(|line| line.contains("event")), "nobody is shown more");
+        }
+    }
+    // A failure there is not a refusal.
+    let log = Arc::default();
+    let mut script = Script::new("a", Sees::Head, &log);
+    script.head = |_| Err(PluginError::new("broken"));
+    assert_eq!(answered(vec![entry(&script, OnFail::Open)], true, hello()).await.0, "ab.");
+    let (out, ended) = answered(vec![entry(&script, OnFail::Closed)], true, hello()).await;
+    assert_eq!((out.as_str(), ended.expect_err("closed").status()), ("", 500));
+}
+
 #[tokio::test]
 async fn an_answer_may_wait_and_stop() {
     let log = Arc::default();
@@ -387,7 +491,8 @@ async fn everybody_learns_of_the_end() {
     assert_eq!(last(&log), "a end failed");
     let mut call = call(true).await;
     let asked = chain(entries()).ask(&Arc::default(), &mut call).await.expect("passes");
-    let events = asked.shell.expect("wanted").around(&call, Box::new(hello())).expect("wraps");
+    let events =
+        asked.shell.expect("wanted").around(&call, Box::new(hello()), AnswerMemory::default().hold()).expect("wraps");
     drop(events);
     assert_eq!(last(&log), "a end gone");
     let asked = chain(entries()).ask(&Arc::default(), &mut call).await.expect("passes");

@@ -43,8 +43,6 @@ impl From<WasmError> for PluginError {
 pub(super) struct WasmHooks {
     core: Arc<Core>,
     seat: Option<Seat>,
-    /// Refusal by the plugin in a hook that could not return it.
-    refused: Option<Rejection>,
     head_shown: bool,
     /// Bytes of the answer that the plugin holds back.
     held: Bytes,
@@ -54,7 +52,7 @@ pub(super) struct WasmHooks {
 
 impl WasmHooks {
     pub(super) fn new(core: Arc<Core>) -> Self {
-        Self { core, seat: None, refused: None, head_shown: false, held: Bytes::new(), waited: false }
+        Self { core, seat: None, head_shown: false, held: Bytes::new(), waited: false }
     }
 }
 
@@ -244,21 +242,21 @@ impl Hooks for WasmHooks {
         if self.seat.is_some() { self.core.sees() } else { Sees::Nothing }
     }
 
-    fn on_head(&mut self, head: &mut AnswerHead) -> Result<(), PluginError> {
-        let fields = self.show_head(&head.headers, true)?;
-        if let Some(fields) = fields {
-            head.headers = plain_fields(&fields).collect();
+    fn on_head(&mut self, head: &mut AnswerHead) -> Result<Option<Rejection>, PluginError> {
+        match self.show_head(&head.headers, true)? {
+            AfterHead::Refused(rejection) => return Ok(Some(rejection)),
+            AfterHead::Changed(fields) => head.headers = plain_fields(&fields).collect(),
+            AfterHead::Unchanged => {}
         }
-        Ok(())
+        Ok(None)
     }
 
     fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
         if !self.head_shown {
             // The head went out before; it can be read and no longer changed.
-            self.show_head(&[], false)?;
-        }
-        if let Some(refused) = self.refused.take() {
-            return Ok(Flow::Reject(refused));
+            if let AfterHead::Refused(rejection) = self.show_head(&[], false)? {
+                return Ok(Flow::Reject(rejection));
+            }
         }
         if std::mem::take(&mut self.waited) {
             self.held = Bytes::new();
@@ -308,6 +306,10 @@ impl Hooks for WasmHooks {
         out.extend((!held.is_empty()).then_some(ChatEvent::Raw(held)));
     }
 
+    fn held_bytes(&self) -> usize {
+        self.held.len()
+    }
+
     fn on_end(&mut self, facts: &EndFacts) {
         let Some(mut seat) = self.seat.take() else { return };
         if let Err(error) = seat.leave(Some(facts))
@@ -332,15 +334,25 @@ async fn resumed_piece(pause: Pause, core: Arc<Core>) -> Result<After, PluginErr
     }
 }
 
+/// Result of showing an answer's head to a plugin.
+enum AfterHead {
+    Unchanged,
+    Changed(Fields),
+    /// The plugin refuses the answer.
+    Refused(Rejection),
+}
+
 impl WasmHooks {
-    /// Shows the answer's head to the plugin; returns the head if the plugin changed it.
+    /// Shows the answer's head to the plugin. A plugin that is shown nothing more cannot have the answer wait there: no
+    /// later hook would see whether it goes on.
     fn show_head(
         &mut self,
         headers: &[(http::HeaderName, http::HeaderValue)],
         open: bool,
-    ) -> Result<Option<Fields>, PluginError> {
+    ) -> Result<AfterHead, PluginError> {
         self.head_shown = true;
-        let Some(seat) = &mut self.seat else { return Ok(None) };
+        let sees_body = self.core.sees() == Sees::Bytes;
+        let Some(seat) = &mut self.seat else { return Ok(AfterHead::Unchanged) };
         let mut fields = Fields::default();
         fields.push(":status", "200");
         for (name, value) in headers {
@@ -348,19 +360,22 @@ impl WasmHooks {
         }
         let standing =
             seat.act(Way::Response, |machine, context| machine.response_headers(context, fields, open).map(drop))?;
+        // With the first piece of the body it is seen whether the answer still waits; else calls go on in the background.
+        if !(sees_body && matches!(standing, Standing::Waits { .. })) {
+            seat.outgoing.detach();
+        }
         match standing {
-            Standing::Answered(local) => self.refused = Some(refusal(&self.core, local)),
-            Standing::Closed => self.refused = Some(closed(&self.core)),
-            Standing::Goes => seat.outgoing.detach(),
-            // With the first piece of the body it is seen whether it still waits.
-            Standing::Waits { .. } => {}
+            Standing::Answered(local) => return Ok(AfterHead::Refused(refusal(&self.core, local))),
+            Standing::Closed => return Ok(AfterHead::Refused(closed(&self.core))),
+            Standing::Waits { .. } if !sees_body => return Err(WasmError::PausedHead.into()),
+            Standing::Goes | Standing::Waits { .. } => {}
         }
         let changed = seat.look(|stream| {
             let map = stream.response_headers.as_mut()?;
             map.open = false;
             map.changed.then(|| map.fields.clone())
         })?;
-        Ok(changed)
+        Ok(changed.map_or(AfterHead::Unchanged, AfterHead::Changed))
     }
 }
 

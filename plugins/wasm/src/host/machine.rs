@@ -92,14 +92,16 @@ fn find<P: WasmParams, R: WasmResults>(
 }
 
 impl Machine {
-    /// Makes a machine and has the plugin read its settings. Without a host this is a trial: no clock, no calls.
+    /// Makes a machine and has the plugin read its settings. Without a host this is a trial: no clock, no calls, and shared
+    /// state of its own, so that what it does is thrown away.
     ///
     /// # Errors
     /// The plugin breaks, or refuses its settings.
     pub fn start(program: &Program, host: Option<Arc<dyn Host>>) -> Result<Self, WasmError> {
         let identity = program.identity.clone();
         let fuel = identity.limits.fuel;
-        let state = State::new(identity, program.shared.clone(), host);
+        let shared = if host.is_some() { program.shared.clone() } else { Arc::default() };
+        let state = State::new(identity, shared, host);
         let mut store = Store::new(program.pre.module().engine(), state);
         store.limiter(|state| &mut state.limiter);
         store.set_fuel(fuel.saturating_mul(START_FUEL)).map_err(|error| broken("start", &error))?;

@@ -419,6 +419,66 @@ fn waiting(answered: &str) -> (Box<dyn Hooks>, Flow) {
     (hooks, flow)
 }
 
+/// Callback at an answer's headers that runs `code`; with `body` the module is shown the body, too.
+fn at_headers(code: &str, body: bool) -> Arc<dyn Plugin> {
+    let text = format!(
+        "(data (i32.const 1024) \"no\") (func (export \"proxy_on_response_headers\") (param i32 i32 i32) (result i32) {code})"
+    );
+    let more = "(func (export \"proxy_on_response_body\") (param i32 i32 i32) (result i32) (i32.const 0))";
+    built(&module(&(text + if body { more } else { "" })), json!({}))
+}
+
+#[test]
+fn an_answer_may_be_refused_at_its_headers() {
+    let refuses = "(drop (call $proxy_send_local_response (i32.const 451)
+        (i32.const 0) (i32.const 0) (i32.const 1024) (i32.const 2) (i32.const 0) (i32.const 0) (i32.const 0)))";
+    for (code, status, body) in
+        [(refuses, 451, Some("no")), ("(drop (call $proxy_close_stream (i32.const 1)))", 0, None)]
+    {
+        for (action, sees_body) in [(0, false), (1, false), (0, true), (1, true)] {
+            let mut hooks = begun(&at_headers(&format!("{code} (i32.const {action})"), sees_body));
+            assert_eq!(hooks.sees(), if sees_body { Sees::Bytes } else { Sees::Head });
+            let refused = hooks.on_head(&mut AnswerHead::default()).unwrap().expect("a refusal");
+            assert_eq!(refused.status.unwrap_or(0), status);
+            assert_eq!(refused.body.as_deref(), body.map(str::as_bytes));
+        }
+        // The head went out before: the answer breaks at its first piece.
+        let mut hooks = begun(&at_headers(&format!("{code} (i32.const 0)"), true));
+        assert!(matches!(hooks.on_event(&mut vec![raw("a")], false), Ok(Flow::Reject(_))));
+    }
+}
+
+#[test]
+fn an_answer_waits_at_its_headers_only_for_who_is_shown_its_body() {
+    let error = begun(&at_headers("(i32.const 1)", false)).on_head(&mut AnswerHead::default()).unwrap_err();
+    assert!(error.0.contains("paused an answer at its headers"), "{error}");
+    let mut hooks = begun(&at_headers("(i32.const 1)", true));
+    assert_eq!(hooks.on_head(&mut AnswerHead::default()), Ok(None));
+    let mut events = vec![raw("a")];
+    assert!(matches!(hooks.on_event(&mut events, true), Ok(Flow::Go)));
+    assert_eq!(text_of(&events), "a");
+}
+
+#[test]
+fn calls_at_the_headers_begin_there() {
+    let data = r#"(data (i32.const 1030) "auth")
+        (data (i32.const 1040) "\03\00\00\00\07\00\00\00\03\00\00\00\05\00\00\00\01\00\00\00\0a\00\00\00\01\00\00\00:method\00GET\00:path\00/\00:authority\00a\00")"#;
+    let call = "(drop (call $proxy_http_call (i32.const 1030) (i32.const 4) (i32.const 1040) (i32.const 61)
+        (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 9) (i32.const 16)))";
+    for end in ["(i32.const 0)", "(drop (call $proxy_close_stream (i32.const 1))) (i32.const 0)", "(i32.const 1)"] {
+        let text = format!(
+            "{data} (func (export \"proxy_on_response_headers\") (param i32 i32 i32) (result i32) {call} {end})"
+        );
+        let plugin = built(&module(&text), json!({ "upstreams": { "auth": "http://127.0.0.1:1" } }));
+        let host = Arc::new(FakeHost::default());
+        let mut hooks = plugin.begin();
+        now(hooks.on_request(&mut chat("hi", host.clone()))).unwrap();
+        // The third one fails: nobody would resume the answer.
+        assert_eq!(hooks.on_head(&mut AnswerHead::default()).is_err(), end == "(i32.const 1)");
+        assert_eq!(host.spawned.lock().unwrap().len(), 1, "{end}");
+    }
+}
+
 const GO_ON: &str = "(drop (call $proxy_set_effective_context (i32.const 2)))
     (drop (call $proxy_set_buffer_bytes (i32.const 1) (i32.const -1) (i32.const 0) (i32.const 1028) (i32.const 1)))
     (drop (call $proxy_continue_stream (i32.const 1)))";
@@ -524,6 +584,51 @@ fn shared_data_survives_a_swap_and_not_the_last_plugin() {
     assert_eq!(answers(&new), ["2"]);
     drop(new);
     assert_eq!(answers(&build()), ["1"]);
+}
+
+#[test]
+fn a_config_that_is_only_checked_leaves_the_live_state_alone() {
+    let counts = |result: &str| {
+        let text = r#"(data (i32.const 1024) "starts")
+            (func (export "proxy_on_configure") (param i32 i32) (result i32)
+                (drop (call $proxy_define_metric (i32.const 0) (i32.const 1024) (i32.const 6) (i32.const 16)))
+                (drop (call $proxy_increment_metric (i32.load (i32.const 16)) (i64.const 1)))
+                (drop (call $proxy_set_shared_data (i32.const 1024) (i32.const 6) (i32.const 1024) (i32.const 6) (i32.const 0)))
+                (drop (call $proxy_register_shared_queue (i32.const 1024) (i32.const 6) (i32.const 16)))
+                (drop (call $proxy_enqueue_shared_queue (i32.load (i32.const 16)) (i32.const 1024) (i32.const 6)))
+                RESULT)"#;
+        module(&text.replace("RESULT", result))
+    };
+    // The queue and the data of the `vm_id`, as another plugin finds them.
+    let looks = module(
+        r#"(data (i32.const 1024) "starts") (data (i32.const 1040) "queues") (data (i32.const 1048) "data")
+        (func $count (param $name i32) (param $size i32) (param $found i32)
+            (drop (call $proxy_define_metric (i32.const 1) (local.get $name) (local.get $size) (i32.const 16)))
+            (drop (call $proxy_record_metric (i32.load (i32.const 16)) (i64.extend_i32_u (i32.eqz (local.get $found))))))
+        (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+            (call $count (i32.const 1040) (i32.const 6)
+                (call $proxy_resolve_shared_queue (i32.const 0) (i32.const 0) (i32.const 1024) (i32.const 6) (i32.const 20)))
+            (call $count (i32.const 1048) (i32.const 4)
+                (call $proxy_get_shared_data (i32.const 1024) (i32.const 6) (i32.const 20) (i32.const 24) (i32.const 28)))
+            (i32.const 0))"#,
+    );
+    let kind = WasmKind::new();
+    let build = |module: &[u8]| build_of(&kind, module, json!({}));
+    let state = |plugin: &Arc<dyn Plugin>| {
+        begun(plugin);
+        let values = plugin.values();
+        let of = |name: &str| values.iter().find(|(have, _)| have == name).map(|(_, value)| *value);
+        [of("starts"), of("queues"), of("data")]
+    };
+    let looks = build(&looks).unwrap();
+    let live = build(&counts("(i32.const 1)")).unwrap();
+    assert_eq!(state(&looks), [None, Some(0.0), Some(0.0)], "nothing has run but the trial");
+    begun(&live);
+    assert_eq!(state(&looks), [Some(1.0), Some(1.0), Some(1.0)]);
+    build(&counts("(i32.const 1)")).unwrap();
+    assert!(build(&counts("(i32.const 0)")).is_err());
+    assert!(build(&counts("unreachable")).is_err());
+    assert_eq!(state(&looks), [Some(1.0), Some(1.0), Some(1.0)]);
 }
 
 fn resident_kib() -> u64 {
