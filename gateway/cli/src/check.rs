@@ -44,6 +44,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let mut faults = start_checks::faults(&config, &state_dir);
     faults.extend(log::check(&config.log_level).err().map(|error| format!("log.level: {error:#}")));
     let command = worker_command(std::env::current_exe().context("the path of this program")?, String::new());
+    let mut on_gpu = Vec::new();
     for pool in &config.pools {
         println!("pool {}", pool.id);
         let said = |reason: String| format!("pool {}: {reason}", pool.id);
@@ -68,10 +69,12 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             Ok(summary) => {
                 show_model(&summary, pool);
                 faults.extend(too_large(&summary, pool).map(said));
+                on_gpu.extend(OnGpu::of(pool, &summary));
             }
             Err(error) => faults.push(format!("pool {}: {:#}", pool.id, anyhow::Error::from(error))),
         }
     }
+    faults.extend(crowded(&on_gpu));
     show_models(&config);
     if !faults.is_empty() {
         bail!("{}", faults.join("\n"));
@@ -342,6 +345,53 @@ fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, q
     ))
 }
 
+/// Memory that a pool's workers plan to take on the GPU, which is the same one for all pools: the first that has kernels.
+struct OnGpu<'a> {
+    pool: &'a PoolConfig,
+    workers: u64,
+    /// Bytes of each worker: weights, activations, KV.
+    each_bytes: u64,
+    available_bytes: u64,
+}
+
+impl<'a> OnGpu<'a> {
+    /// Memory of the pool; `None`: no GPU computes, or there is none for the pool alone, which has a fault of its own.
+    fn of(pool: &'a PoolConfig, summary: &Summary) -> Option<Self> {
+        let plan = &summary.plan;
+        let (workers, each_bytes) = (workers_max(pool).max(1) as u64, plan.total_bytes());
+        let is_alone_good = summary.is_gpu && too_large(summary, pool).is_none();
+        is_alone_good.then_some(Self { pool, workers, each_bytes, available_bytes: plan.available_bytes })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.each_bytes.saturating_mul(self.workers)
+    }
+}
+
+/// Fault of pools that have no room on the GPU beside each other, with what can be changed. Of pools on demand the largest counts: each may run while
+/// the others do not.
+fn crowded(pools: &[OnGpu<'_>]) -> Option<String> {
+    let of = |is_on_demand: bool| pools.iter().filter(move |one| one.pool.on_demand.is_some() == is_on_demand);
+    let all = of(false).map(OnGpu::bytes).fold(0, u64::saturating_add);
+    let all = all.saturating_add(of(true).map(OnGpu::bytes).max().unwrap_or(0));
+    let available = pools.iter().map(|one| one.available_bytes).min()?;
+    if pools.len() < 2 || all <= available {
+        return None;
+    }
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let each = pools.iter().map(|one| match one.workers {
+        1 => format!("{} {:.2} GB", one.pool.id, gigabytes(one.each_bytes)),
+        workers => format!("{} {workers} times {:.2} GB", one.pool.id, gigabytes(one.each_bytes)),
+    });
+    Some(format!(
+        "pools on one GPU would take {:.2} GB together ({}); {:.2} GB are available. What helps: gpu_memory_share of each pool, the share of the GPU's \
+         memory that one worker may take in all, as 0.45 for two (docs/guide/gpu.md); a smaller kv_bytes_max; device = \"cpu\"",
+        gigabytes(all),
+        each.collect::<Vec<_>>().join(", "),
+        gigabytes(available)
+    ))
+}
+
 /// Type of the weights as stored, and the type that they are rounded to.
 fn stored(summary: &Summary, quantize: &str) -> String {
     match summary.rounded_to.or((quantize != "none").then_some(quantize)) {
@@ -461,6 +511,33 @@ mod tests {
         let mut gpu = Summary { is_gpu: true, ..summary(2, 2) };
         gpu.plan.kv_bytes = 5 * GIGABYTE;
         assert_eq!(shortage(&gpu, (2, false), false, "none"), None, "the second one plans with what is left");
+    }
+
+    #[test]
+    fn pools_on_one_gpu_have_room_beside_each_other() {
+        let of = |gpu_bytes: [(&str, u64); 2]| {
+            let table = |(keys, _): (&str, u64), id| format!("[[pools]]\nid = \"{id}\"\n{keys}\n");
+            let text = [table(gpu_bytes[0], "chat"), table(gpu_bytes[1], "vectors")].concat();
+            let config = penstock_config::load(Some(("config", &text)), &Overrides::default(), &|_| None).expect(&text);
+            let summaries = gpu_bytes.map(|(_, kv)| {
+                let mut summary = Summary { is_gpu: kv > 0, ..summary(1, 1) };
+                summary.plan.kv_bytes = kv * GIGABYTE;
+                summary
+            });
+            let pools: Vec<_> =
+                config.pools.iter().zip(&summaries).filter_map(|(pool, of)| OnGpu::of(pool, of)).collect();
+            crowded(&pools)
+        };
+        assert_eq!(of([("", 2), ("", 2)]), None, "1 weights, 2 KV and activations, twice; of 8");
+        assert_eq!(of([("", 6), ("", 0)]), None, "the other one is on the CPU");
+        assert_eq!(
+            of([("", 6), ("workers = 2", 3)]).expect("more than there is"),
+            "pools on one GPU would take 15.30 GB together (chat 7.10 GB, vectors 2 times 4.10 GB); 8.00 GB are available. What helps: \
+             gpu_memory_share of each pool, the share of the GPU's memory that one worker may take in all, as 0.45 for two (docs/guide/gpu.md); \
+             a smaller kv_bytes_max; device = \"cpu\""
+        );
+        assert_eq!(of([("on_demand = true", 6), ("on_demand = true", 6)]), None, "one after the other");
+        assert!(of([("", 3), ("on_demand = true", 6)]).is_some(), "the second one would never start");
     }
 
     #[test]

@@ -2,20 +2,23 @@
 //! addresses that are this machine's.
 //!
 //! `penstock serve` refuses to start on these faults, and `penstock check` reports them: both call this module and get
-//! all faults at once. The checks make, write and keep nothing. They do not look at things that another process may
-//! hold (a port, the lock of the state folder) or at servers elsewhere: a config is checked while the gateway that it
-//! is for runs.
+//! all faults at once. The checks make, write and keep nothing. What another process may hold (a port, the lock of the
+//! state folder) is no fault, and servers elsewhere are not asked: a config is checked while the gateway that it is for
+//! runs.
 
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use crate::server;
 use penstock_config::{AdminListen, CountersConfig, Snapshot};
 
+/// Name of the plugin that writes to a file, `path` of its settings.
+const CAPTURE: &str = "capture";
 /// SQLite's name for a database in memory.
 const IN_MEMORY: &str = ":memory:";
 
@@ -24,7 +27,7 @@ const IN_MEMORY: &str = ":memory:";
 pub fn faults(config: &Snapshot, state_dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut note = |key: &str, done: Result<(), String>| found.extend(done.err().map(|why| format!("{key}: {why}")));
-    note("server.state_dir", folder(state_dir));
+    note("server.state_dir", folder(state_dir).and_then(|()| own(config, state_dir)));
     note("server.listen", address(config.listen));
     if let Some(path) = &config.unix {
         note("server.unix", beside(path));
@@ -52,6 +55,16 @@ pub fn faults(config: &Snapshot, state_dir: &Path) -> Vec<String> {
     }
     for (key, path) in authorities(config) {
         note(key, read(&path));
+    }
+    for (at, entry) in config.plugins.iter().enumerate().filter(|(_, entry)| entry.name == CAPTURE) {
+        if let Some(path) = entry.settings.as_ref().and_then(|settings| settings["path"].as_str()) {
+            note(&format!("plugins[{at}].settings.path"), file(Path::new(path)));
+        }
+    }
+    for (at, pool) in config.pools.iter().enumerate() {
+        if let Some(path) = &pool.record {
+            note(&format!("pools[{at}].record"), file(path));
+        }
     }
     for (at, asked) in config.providers.iter().enumerate() {
         note(&format!("providers[{at}]"), penstock_provider::check(asked).map_err(|error| error.to_string()));
@@ -89,6 +102,14 @@ fn folder(path: &Path) -> Result<(), String> {
     enter(if nearest.as_os_str().is_empty() { Path::new(".") } else { nearest }).map_err(|error| said(path, error))
 }
 
+/// Checks that the state folder, where it is there, is this user's alone: pools whose workers are started here ask for that.
+fn own(config: &Snapshot, state_dir: &Path) -> Result<(), String> {
+    if config.pools.iter().all(|pool| !pool.connect.is_empty()) || fs::symlink_metadata(state_dir).is_err() {
+        return Ok(());
+    }
+    penstock_pool::check_state_dir(state_dir).map_err(|error| said(state_dir, error))
+}
+
 /// Checks that files can be made in a folder.
 fn enter(path: &Path) -> io::Result<()> {
     if !fs::metadata(path)?.is_dir() {
@@ -113,20 +134,55 @@ fn beside(path: &Path) -> Result<(), String> {
     enter(parent).map_err(|error| said(path, error))
 }
 
-/// Checks that the address is one of this machine's; its port may be in use by another process.
+/// Checks that this process may listen at the address; its port may be in use by another process.
 fn address(listen: SocketAddr) -> Result<(), String> {
-    match TcpListener::bind(SocketAddr::new(listen.ip(), 0)) {
-        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-            Err(format!("{listen}: no network interface of this machine has this address"))
+    refusal(bind(listen), || is_listened(listen.port())).map_err(|why| format!("{listen}: {why}"))
+}
+
+/// Binds the address for a moment, without listening: nobody is connected, and another process may listen there meanwhile.
+fn bind(listen: SocketAddr) -> io::Result<()> {
+    let family = if listen.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // As listeners have it: closed connections of a gateway before this one are no obstacle.
+    net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    Ok(net::bind(&socket, &listen)?)
+}
+
+/// Reason why a gateway could not listen where it `tried` to. `is_listened`: somebody listens at the port now.
+fn refusal(tried: io::Result<()>, is_listened: impl FnOnce() -> bool) -> Result<(), String> {
+    let Err(error) = tried else { return Ok(()) };
+    match error.kind() {
+        io::ErrorKind::AddrInUse => Ok(()),
+        io::ErrorKind::AddrNotAvailable => Err("no network interface of this machine has this address".to_owned()),
+        // A service may have a right that the user who checks its config lacks: where somebody listens, it is believed to be the service.
+        io::ErrorKind::PermissionDenied if is_listened() => Ok(()),
+        io::ErrorKind::PermissionDenied => {
+            Err("not permitted; ports below 1024 need CAP_NET_BIND_SERVICE (docs/guide/install.md)".to_owned())
         }
-        _ => Ok(()),
+        _ => Err(error.to_string()),
     }
+}
+
+/// Returns true if a process of this network namespace listens at the port, at any address.
+fn is_listened(port: u16) -> bool {
+    // Fields of a line: number, local address and port in hexadecimal, remote ones, state (0A: listening).
+    const LISTENING: &str = "0A";
+    let end = format!(":{port:04X}");
+    let listens = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        fields.nth(1).is_some_and(|local| local.ends_with(&end)) && fields.nth(1) == Some(LISTENING)
+    };
+    let tables =
+        ["/proc/self/net/tcp", "/proc/self/net/tcp6"].into_iter().filter_map(|path| fs::read_to_string(path).ok());
+    tables.into_iter().any(|table| table.lines().any(listens))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use penstock_config::{Overrides, load};
+    use std::net::TcpListener;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn everything_that_a_start_would_be_refused_for_is_found_at_once() {
@@ -140,14 +196,22 @@ mod tests {
             load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("valid in itself")
         };
         assert_eq!(faults(&config(""), &base.join("made/later")), Vec::<String>::new());
-        let good = format!("[log]\naccess = {:?}\n[store]\npath = \":memory:\"\n", base.join("new.log"));
+        let good = format!(
+            "[log]\naccess = {:?}\n[store]\npath = \":memory:\"\n\
+             [[plugins]]\nname = \"capture\"\nsettings = {{ path = {:?} }}\n",
+            base.join("new.log"),
+            base.join("captured")
+        );
         assert_eq!(faults(&config(&good), &base), Vec::<String>::new());
-        assert!(!base.join("new.log").exists() && !base.join("made").exists(), "nothing is made");
+        let made = ["new.log", "captured", "made"].map(|name| base.join(name).exists());
+        assert_eq!(made, [false; 3], "nothing is made");
 
         let bad = format!(
             "ca_file = \"/nowhere/ca.pem\"\n[server]\nlisten = \"192.0.2.1:80\"\nunix = \"/nowhere/http.sock\"\n\
              [server.tls]\ncertificate = \"/nowhere/c.pem\"\nkey = \"/nowhere/k.pem\"\n[admin]\nunix = {:?}\n\
-             [log]\naccess = \"/nowhere/log\"\n[store]\npath = {base:?}\n",
+             [log]\naccess = \"/nowhere/log\"\n[store]\npath = {base:?}\n\
+             [[plugins]]\nname = \"headers\"\n[[plugins]]\nname = \"capture\"\n\
+             settings = {{ path = \"/nowhere/captured\" }}\n",
             blocked.join("admin.sock")
         );
         let said = faults(&config(&bad), &blocked.join("state"));
@@ -160,6 +224,7 @@ mod tests {
             "admin.unix",
             "log.access",
             "store.path",
+            "plugins[1].settings.path",
             "providers[0]",
         ];
         assert_eq!(keys, wanted, "{said:#?}");
@@ -168,5 +233,64 @@ mod tests {
             "each names its place: {said:#?}"
         );
         assert!(said[0].to_lowercase().contains("not a directory"), "each says the reason: {}", said[0]);
+    }
+
+    #[test]
+    fn a_state_folder_that_others_may_write_to_is_for_pools_whose_workers_are_elsewhere() {
+        let base = std::env::temp_dir().join(format!("penstock-preflight-state-{}", std::process::id()));
+        fs::create_dir_all(&base).expect("a folder");
+        let found = |text: &str, state: &Path, bits| {
+            fs::set_permissions(&base, fs::Permissions::from_mode(bits)).expect("it is ours");
+            faults(&load(Some(("p.toml", text)), &Overrides::default(), &|_| None).expect("valid in itself"), state)
+        };
+        let local = "[[pools]]\nid = \"a\"\n[[pools]]\nid = \"b\"\nconnect = [\"unix:/b\"]\n";
+        let elsewhere = "[[pools]]\nid = \"a\"\nconnect = [\"unix:/a\"]\n";
+        assert_eq!(found(local, &base, 0o700), Vec::<String>::new());
+        for bits in [0o2777, 0o2775] {
+            let said = found(local, &base, bits);
+            assert!(said.len() == 1 && said[0].starts_with("server.state_dir: /"), "{bits:o}: {said:?}");
+            assert!(said[0].ends_with("users other than the owner may write to the folder"), "{said:?}");
+            assert_eq!(found("", &base, bits), said, "the demo model has a worker here");
+            assert_eq!(found(elsewhere, &base, bits), Vec::<String>::new());
+            assert_eq!(found(local, &base.join("state"), bits), Vec::<String>::new(), "one that will be made");
+        }
+        fs::remove_dir_all(&base).expect("removed");
+    }
+
+    #[test]
+    fn decisions_are_recorded_where_a_file_can_be_made() {
+        let base = std::env::temp_dir().join(format!("penstock-preflight-record-{}", std::process::id()));
+        fs::create_dir_all(&base).expect("a folder");
+        let found = |record: &Path| {
+            let text = format!(
+                "[[pools]]\nid = \"a\"\nconnect = [\"unix:/a\"]\n[[pools]]\nid = \"b\"\nconnect = [\"unix:/b\"]\nrecord = {record:?}\n"
+            );
+            faults(&load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("valid in itself"), &base)
+        };
+        assert_eq!(found(&base.join("decisions.jsonl")), Vec::<String>::new());
+        assert!(!base.join("decisions.jsonl").exists(), "nothing is made");
+        for bad in [base.join("missing/decisions.jsonl"), base.clone()] {
+            let said = found(&bad);
+            assert!(said.len() == 1 && said[0].starts_with("pools[1].record: /"), "{said:?}");
+        }
+        fs::remove_dir_all(&base).expect("removed");
+    }
+
+    #[test]
+    fn an_address_is_good_where_this_process_may_listen_or_another_one_does() {
+        let held = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let at = held.local_addr().expect("bound");
+        assert_eq!(bind(at).expect_err("in use").kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(address(at), Ok(()));
+        // Every listener's remote end is port 0.
+        assert!(is_listened(at.port()) && !is_listened(0));
+        assert_eq!(address(SocketAddr::new(at.ip(), 0)), Ok(()));
+
+        let tried = |kind: io::ErrorKind, is_listened| refusal(Err(kind.into()), || is_listened);
+        assert_eq!(tried(io::ErrorKind::AddrInUse, true), Ok(()));
+        assert!(tried(io::ErrorKind::PermissionDenied, false).is_err_and(|why| why.contains("CAP_NET_BIND_SERVICE")));
+        assert_eq!(tried(io::ErrorKind::PermissionDenied, true), Ok(()), "a service has the right, who checks has not");
+        assert!(tried(io::ErrorKind::AddrNotAvailable, true).is_err_and(|why| why.contains("interface")));
+        assert!(tried(io::ErrorKind::Unsupported, true).is_err(), "as IPv6 where there is none");
     }
 }
