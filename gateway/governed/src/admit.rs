@@ -57,10 +57,16 @@ pub async fn admit(
     Ok((Some(held), opener))
 }
 
-/// Refuses a call that cannot fit whatever it needs, before its prompt is tokenized: a client over its limit costs only this look-up.
-fn check_room(governor: &Governor, limits: &[&Arc<Limit>], who: &Who<'_>, dialect: Dialect) -> Result<(), Failure> {
+/// Refuses a request that cannot fit whatever it needs: each measure of the limits must have room for the `least` of its unit. A
+/// client over its limit costs only this look-up.
+fn check_room(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    who: &Who<'_>,
+    dialect: Dialect,
+    least: fn(Unit) -> u64,
+) -> Result<(), Failure> {
     let subjects = rules::subjects(limits, who);
-    let least = |unit| u64::from(!matches!(unit, Unit::OutputTokens | Unit::NanoUsd));
     let mut claims = Vec::with_capacity(subjects.len() * 2);
     for (limit, subject) in &subjects {
         for measure in &limit.measures {
@@ -94,7 +100,9 @@ async fn guessed(
             check_metered(limits, entry, estimate::tier_of(call, entry))?;
             let measured = match entry.billing.own {
                 true => {
-                    check_room(governor, limits, who, call.dialect())?;
+                    // Before the prompt is tokenized. An answer may be without output and without cost.
+                    let least = |unit| u64::from(!matches!(unit, Unit::OutputTokens | Unit::NanoUsd));
+                    check_room(governor, limits, who, call.dialect(), least)?;
                     let prepared = entry.upstream.clone().measure(call).await?;
                     opener = prepared.opener;
                     prepared.measured
@@ -150,6 +158,9 @@ pub enum Uses {
     Unknown,
     /// No use: tokens are counted, none are generated.
     Nothing,
+    /// Unknown use by an operation that a plugin of the operator asks for, such as a moderation: tokens and cost are not
+    /// counted, and limits of them let it in until they are used up.
+    ByPlugin,
 }
 
 /// Facts about a request that is counted as one request and no other unit.
@@ -181,11 +192,15 @@ pub async fn admit_plain(
         return Ok(None);
     }
     check_store(governor, &limits)?;
-    let strict = limits.iter().find(|limit| limit.needs_tokens() && limit.unmetered == Unmetered::Refuse);
-    if let Some(limit) = strict.filter(|_| plain.uses == Uses::Unknown) {
-        return Err(unmetered(limit, "what this operation uses cannot be counted"));
-    }
     let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: plain.from };
+    let strict = limits.iter().find(|limit| limit.needs_tokens() && limit.unmetered == Unmetered::Refuse);
+    match (plain.uses, strict) {
+        (Uses::Unknown, Some(limit)) => {
+            return Err(unmetered(limit, "what this operation uses cannot be counted"));
+        }
+        (Uses::Unknown, None) | (Uses::Nothing, _) => {}
+        (Uses::ByPlugin, _) => check_room(governor, &limits, &who, plain.dialect, |_| 1)?,
+    }
     let mut held = Reservation::opaque(governor.clone(), entry);
     held.dialect = plain.dialect;
     let mut held = reserve(governor, &limits, &who, held).await?;

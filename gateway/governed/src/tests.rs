@@ -1,6 +1,7 @@
 //! Amounts of every unit that a request holds while it runs and has used at its end: on pools, on providers, and through relays of either.
 
 mod fallback;
+mod operations;
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -54,6 +55,8 @@ enum Act {
     Arrived,
     /// The request is sent and fails with a timeout.
     Timeout,
+    /// The request is answered, and the answer finds no memory here.
+    Unheld,
     /// The request is refused by the upstream.
     Refuse,
 }
@@ -92,6 +95,7 @@ impl Upstream for Double {
         match self.act {
             Act::Wait | Act::Silence if !self.is_pool => std::future::pending().await,
             Act::Timeout => Err(Failure::provider(ProviderFault::new(FaultClass::Timeout, "too slow"))),
+            Act::Unheld => Err(Failure::new(ErrorKind::Overloaded, "no memory").unheld()),
             Act::Refuse => Err(Failure::new(ErrorKind::InvalidRequest, "no")),
             _ => Ok(Box::new(answer)),
         }
@@ -377,7 +381,7 @@ async fn check_left(way: Way, act: Act, limit: &Limit, prompt: Option<u64>) {
     let text = body(r#","max_tokens":100"#);
     // Dropped: the client has left.
     let ended = bed.ask(&text).await;
-    assert_eq!(ended.is_err(), matches!(act, Act::Timeout | Act::Refuse | Act::Break), "{way:?} {act:?}");
+    assert_eq!(ended.is_err(), matches!(act, Act::Timeout | Act::Unheld | Act::Refuse | Act::Break), "{way:?} {act:?}");
     drop(ended);
     let expected = match prompt {
         Some(prompt) => units(prompt, 0, 0),
@@ -402,6 +406,7 @@ async fn a_prompt_that_was_sent_and_not_waited_for_counts() {
             check_left(way, Act::Wait, limit, Some(0)).await;
             check_left(way, Act::Silence, limit, Some(guessed).filter(|_| !is_most)).await;
             check_left(way, Act::Timeout, limit, Some(guessed).filter(|_| !is_most)).await;
+            check_left(way, Act::Unheld, limit, Some(guessed).filter(|_| !is_most)).await;
             check_left(way, Act::Begin, limit, Some(guessed).filter(|_| !is_most)).await;
             check_left(way, Act::Break, limit, Some(guessed).filter(|_| !is_most)).await;
             check_left(way, Act::Refuse, limit, Some(0)).await;

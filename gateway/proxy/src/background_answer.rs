@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, Method};
 use penstock_proto::ErrorKind;
-use penstock_types::ChatEvent;
+use penstock_types::{ChatEvent, Dialect};
 
 use crate::admit::admit;
 use crate::answer::Answer;
@@ -21,6 +21,7 @@ use crate::plugins::{Chain, Models};
 use penstock_auth::Principal;
 use penstock_auth::route::Route;
 use penstock_base::error::Failure;
+use penstock_governed::{Plain, Reservation, Uses};
 use penstock_http::{BodyLease, cancel};
 use penstock_relay::models::Entry as ModelEntry;
 use penstock_telemetry::Trace;
@@ -114,11 +115,12 @@ async fn timed(
 async fn collect(
     gateway: &Gateway,
     principal: &Arc<Principal>,
-    call: Call,
+    mut call: Call,
     deadline: Option<Instant>,
     take: Take<'_>,
     live: &Entry,
 ) -> Result<Whole, Failure> {
+    call.signer = gateway.signer(call.ask.surface, principal).await;
     let admitted = admit(gateway, &gateway.serving(), principal, call).await?;
     live.asks(&admitted.entry.name, false);
     let memory = gateway.answer_memory(principal.tenant(), &gateway.serving().config.http);
@@ -177,8 +179,19 @@ impl Models for Gateway {
         Ok(events)
     }
 
-    fn entry(&self, model: &str, principal: &Principal) -> Result<ModelEntry, Failure> {
-        self.serving().entry(model, principal)
+    async fn admit_operation(
+        &self,
+        path: &str,
+        model: &str,
+        principal: &Principal,
+    ) -> Result<(ModelEntry, Option<Reservation>), Failure> {
+        let serving = self.serving();
+        let entry = serving.entry(model, principal)?;
+        let route = Route::parse(&Method::POST, path)?.label();
+        // As for what plugins ask of models: the client's address is not known here.
+        let plain = Plain { uses: Uses::ByPlugin, dialect: Dialect::OpenAi, from: None, route };
+        let held = penstock_governed::admit_plain(&self.governor, &serving.rules, principal, &entry, &plain).await?;
+        Ok((entry, held))
     }
 
     fn plugins(&self) -> Arc<Chain> {

@@ -128,15 +128,20 @@ pub trait Host: Send + Sync {
     /// Writes a value into that cache, for the time `keep`.
     async fn cache_put(&self, key: &str, value: Bytes, keep: Duration) -> Result<(), HostError>;
 
-    /// Appends a line to a file that the config names. Never waits: a file that is written too slowly loses lines,
-    /// which are counted.
+    /// Appends a line to a file that the config names. Never waits for the file: one that is written too slowly, or cannot be
+    /// opened, loses lines, which are counted.
     fn append(&self, path: &str, line: Vec<u8>);
 
     /// Future that is ready after `time`.
     fn sleep(&self, time: Duration) -> BoxFuture<()>;
 
-    /// Runs background work, if there is room for it; the work has a deadline. False where there is no room.
+    /// Runs background work, if there is room for it; the work has a deadline. False where there is no room. Work that finds no
+    /// room, panics or does not end in time is reported by the host, as [`Host::failed`] reports an error.
     fn spawn(&self, work: BoxFuture<()>) -> bool;
+
+    /// Reports an error of the plugin's background work, which no hook returns: a warning in the log, and a count in
+    /// `penstock_plugin_failures_total`. A host without log and metrics does nothing. `why` is for the log.
+    fn failed(&self, _why: &str) {}
 
     /// Time since 1970 by the wall clock.
     fn since_epoch(&self) -> Duration;

@@ -61,6 +61,8 @@ pub struct FakeHost {
     pub randoms: Mutex<Vec<u64>>,
     /// Background work, for the test to run.
     pub spawned: Mutex<Vec<BoxFuture<()>>>,
+    /// Errors of background work that plugins reported.
+    pub failures: Mutex<Vec<String>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -121,6 +123,10 @@ impl Host for FakeHost {
     fn spawn(&self, work: BoxFuture<()>) -> bool {
         locked(&self.spawned).push(work);
         true
+    }
+
+    fn failed(&self, why: &str) {
+        locked(&self.failures).push(why.to_owned());
     }
 
     fn since_epoch(&self) -> Duration {

@@ -12,11 +12,12 @@ use penstock_store::{
     BatchRecord, CHUNK_BYTES_MAX, FileId, NewBatch, NewFile, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
     ResponseStatus, Sqlite, SqliteOptions, Store, Tenant,
 };
-use penstock_types::{ChatEvent, DetokenizeRequest, TokenizeRequest};
+use penstock_types::{ChatEvent, DetokenizeRequest, Surface, TokenizeRequest};
 use tokio::sync::Semaphore;
 
 use super::*;
 use crate::Failure;
+use crate::batch_text::{MESSAGES, surface_of};
 use crate::event_log::Log;
 use penstock_config::Overrides;
 use penstock_kv_feed::Feed;
@@ -27,7 +28,7 @@ use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Events, Facts, Origin, Prepared, Upstream, not_forwarded};
 
 /// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `later` asks for an hour's
-/// pause, `panic`, `hang`; `gate` answers when the test lets it.
+/// pause, `panic`, `hang`; `gate` answers when the test lets it; `sign` answers with the signature of the text `thought`, or without one.
 struct Script {
     opened: AtomicUsize,
     /// Permits of calls that wait at the gate.
@@ -84,6 +85,15 @@ impl Upstream for Script {
         }
         if text.contains("gate") {
             self.gate.acquire().await.expect("never closed").forget();
+        }
+        if text.contains("sign") {
+            let signed = call.signer.as_ref().map(|signer| {
+                let mut signing = signer.begin("m");
+                signing.add("thought");
+                signing.end()
+            });
+            let answer = serde_json::json!({ "signature": signed });
+            return Ok(Box::new(Once(vec![ChatEvent::Raw(answer.to_string().into())])));
         }
         Ok(Box::new(Once(vec![ChatEvent::Raw(call.body.clone())])))
     }
@@ -765,6 +775,39 @@ async fn a_line_that_wants_its_answer_later_is_refused() {
             "{errors:?}"
         );
     }
+}
+
+/// Reasoning of a batch comes back in live requests of its owner, and that of live answers in lines.
+#[tokio::test]
+async fn lines_are_signed_as_live_answers_of_their_owner_are() {
+    let keys = "[auth]\nanonymous = \"allow\"\n[[keys]]\nid = \"a\"\nkey_env = \"A\"\n";
+    let bed = Bed::new(memory(), keys);
+    let mut known = Vec::new();
+    for (owner, endpoint) in [("a", MESSAGES), ("", MESSAGES), ("a", "/v1/chat/completions")] {
+        let body = r#"{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"sign"}]}"#;
+        let line = match endpoint {
+            MESSAGES => format!(r#"{{"custom_id":"c0","params":{body}}}"#),
+            _ => format!(r#"{{"custom_id":"c0","method":"POST","url":"{endpoint}","body":{body}}}"#),
+        };
+        let tenant = Tenant::new(owner);
+        let input = put(bed.store.as_ref(), &tenant, &(line + "\n")).await;
+        let new = NewBatch { endpoint: endpoint.into(), ..new_batch(input, tomorrow()) };
+        let id = bed.store.create_batch(&tenant, new).await.expect("made").expect("the file is there").id;
+        bed.gateway.keeper().expect("a store").wake.notify_one();
+        let batch = bed.ended(&tenant, &id).await;
+        let output = bed.lines(&tenant, batch.output.as_ref()).await;
+        let answer: serde_json::Value = serde_json::from_str(&output[0]).expect("JSON");
+        let (of_messages, of_chat) = (&answer["result"]["message"], &answer["response"]["body"]);
+        let signature = of_messages["signature"].as_str().or(of_chat["signature"].as_str()).map(str::to_owned);
+        let surface = surface_of(endpoint).expect("an endpoint of batches");
+        let serving = bed.gateway.serving();
+        let principal = bed.gateway.guard.recall(&serving.identity, bed.store.as_ref(), owner, surface).await;
+        let signer = bed.gateway.signer(Surface::Messages, &principal.expect("it may")).await.expect("a store");
+        let is_ours = signature.as_ref().map(|signature| signer.is_of("m", "thought", signature));
+        assert_eq!(is_ours, (endpoint == MESSAGES).then_some(true), "{owner:?} {endpoint}: {output:?}");
+        known.extend(signature);
+    }
+    assert!(known.len() == 2 && known[0] != known[1], "each is its owner's: {known:?}");
 }
 
 /// A client that follows here what another gateway answers gives this process a log; the events that the other has told

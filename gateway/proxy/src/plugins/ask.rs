@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::chain::{Chain, Link};
 use super::convert::codec_of;
-use super::host::RequestHost;
+use super::host::{Reports, RequestHost};
 use super::shell::{Broke, Shell, Stage, refused};
 use penstock_auth::Principal;
 use penstock_base::error::Failure;
@@ -63,6 +63,8 @@ impl Chain {
         let mut answer = None;
         let mut clock = shell.began;
         for link in self.matching(&info) {
+            let reports = Reports::new(&self.hub, &link.entry.id, &self.metrics);
+            context.host = Arc::new(RequestHost::new(self.hub.clone(), principal.clone()).reporting(reports));
             match self.step(link, &mut context, call, &mut shell, &mut clock).await {
                 Ok(Verdict::Pass) => {}
                 Ok(Verdict::Answer(given)) => {

@@ -20,6 +20,8 @@ use penstock_base::error::Failure;
 use penstock_http::Body;
 use penstock_http::client::{Body as AnswerBody, Deadlines, Outgoing, Sent};
 use penstock_http::exchange::new_request_id;
+use penstock_relay::models::Entry;
+use penstock_telemetry::{Metric, Metrics};
 use penstock_types::ask::Ask;
 use penstock_upstream::Asker;
 use penstock_upstream::Forward;
@@ -38,11 +40,42 @@ const PLUGINS: &str = "plugins";
 pub(super) struct RequestHost {
     hub: Arc<Hub>,
     caller: Arc<Principal>,
+    /// Reports of failures in the background; `None`: there is no background.
+    reports: Option<Reports>,
+}
+
+/// Log and counter of the failures of one plugin that no hook returns.
+#[derive(Clone)]
+pub(super) struct Reports {
+    hub: Arc<Hub>,
+    /// Id of the plugin's entry.
+    plugin: Arc<str>,
+    metrics: Arc<Metrics>,
+}
+
+impl Reports {
+    pub(super) fn new(hub: &Arc<Hub>, plugin: &Arc<str>, metrics: &Arc<Metrics>) -> Self {
+        Self { hub: hub.clone(), plugin: plugin.clone(), metrics: metrics.clone() }
+    }
+
+    /// Counts a failure, and writes it to the log, where lines about one plugin are few.
+    pub(super) fn failed(&self, reason: &'static str, detail: &str) {
+        let (id, hook) = (&*self.plugin, "background");
+        self.metrics.count(Metric::PluginFailures, &[("plugin", id), ("hook", hook), ("reason", reason)]);
+        if let Some(left_out) = self.hub.may_say(&self.plugin) {
+            tracing::warn!(plugin = id, hook, reason, detail, left_out, "background work of a plugin failed");
+        }
+    }
 }
 
 impl RequestHost {
     pub(super) fn new(hub: Arc<Hub>, caller: Arc<Principal>) -> Self {
-        Self { hub, caller }
+        Self { hub, caller, reports: None }
+    }
+
+    /// The host for one plugin, whose failures in the background are reported.
+    pub(super) fn reporting(self, reports: Reports) -> Self {
+        Self { reports: Some(reports), ..self }
     }
 
     fn principal(&self, ask_as: AskAs) -> Arc<Principal> {
@@ -78,8 +111,34 @@ fn failed(who: &str, failure: &Failure) -> HostError {
     if failure.kind == ErrorKind::DeadlineExceeded {
         return HostError::Timeout(who.to_owned());
     }
-    let detail = failure.log.as_deref().unwrap_or_default();
+    let refused_by = failure.refusal.as_ref().map(|refusal| &*refusal.rule);
+    let detail = failure.log.as_deref().or(refused_by).unwrap_or_default();
     HostError::Failed(format!("{who}: {:?} {detail}", failure.kind))
+}
+
+/// Answer of a model's provider to an operation at URL `path`; an error is for the plugin, and as a failure for the ledger.
+async fn forwarded(
+    entry: &Entry,
+    path: &str,
+    body: Bytes,
+    principal: &Principal,
+) -> Result<HttpAnswer, Box<(HostError, Failure)>> {
+    let model = &*entry.name;
+    let said = |failure: Failure| Box::new((failed(model, &failure), failure));
+    let asker = Asker::new(principal.tenant(), None);
+    let seen = peek(&body, None, &Bounds::default()).map_err(|error| said(error.into()))?;
+    let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+    let path = path.strip_prefix("/v1").unwrap_or(path).to_owned();
+    let model_at = seen.model_at.map(|at| (at, true));
+    let forward = Forward { path, headers, body: Some(body), model_at, trace: None, asker, deadline: None };
+    let mut answered = entry.upstream.forward(Arc::new(forward)).await.map_err(said)?;
+    let bytes = read(model, &mut answered.response.body, OPERATION_BYTES_MAX).await.map_err(|error| {
+        let failure = Failure::new(ErrorKind::ProviderFailed, "The provider's answer could not be read.");
+        Box::new((error.clone(), failure.log(error.to_string())))
+    })?;
+    answered.passage.complete();
+    let headers = std::mem::take(&mut answered.response.headers);
+    Ok(HttpAnswer { status: answered.response.status, headers, body: bytes })
 }
 
 /// Reads the body of an answer for a plugin; more than `bytes_max` bytes are an error.
@@ -129,24 +188,17 @@ impl Host for RequestHost {
     }
 
     async fn operation(&self, path: &str, model: &str, body: Bytes, ask_as: AskAs) -> Result<HttpAnswer, HostError> {
-        let said = |failure: Failure| failed(model, &failure);
         let models = self.hub.models()?;
         let principal = self.principal(ask_as);
-        let entry = models.entry(model, &principal).map_err(said)?;
-        let asker = Asker::new(principal.tenant(), None);
-        let seen = peek(&body, None, &Bounds::default()).map_err(|error| said(error.into()))?;
-        let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
-        let path = path.strip_prefix("/v1").unwrap_or(path).to_owned();
-        let model_at = seen.model_at.map(|at| (at, true));
-        let forward = Forward { path, headers, body: Some(body), model_at, trace: None, asker, deadline: None };
-        let asked = async {
-            let mut answered = entry.upstream.forward(Arc::new(forward)).await.map_err(said)?;
-            let bytes = read(model, &mut answered.response.body, OPERATION_BYTES_MAX).await?;
-            answered.passage.complete();
-            let headers = std::mem::take(&mut answered.response.headers);
-            Ok(HttpAnswer { status: answered.response.status, headers, body: bytes })
-        };
-        timeout(ANSWER_TIMEOUT, asked).await.map_err(|_| HostError::Timeout(model.to_owned()))?
+        let admitted = models.admit_operation(path, model, &principal).await;
+        let (entry, held) = admitted.map_err(|failure| failed(model, &failure))?;
+        let asked = timeout(ANSWER_TIMEOUT, forwarded(&entry, path, body, &principal)).await;
+        let asked = asked.unwrap_or_else(|_| {
+            let message = "The operation was not answered in time.";
+            Err(Box::new((HostError::Timeout(model.to_owned()), Failure::new(ErrorKind::DeadlineExceeded, message))))
+        });
+        penstock_governed::close(held, asked.as_ref().err().map(|told| &told.1));
+        asked.map_err(|told| told.0)
     }
 
     async fn http(&self, endpoint: &Endpoint, ask: HttpAsk) -> Result<HttpAnswer, HostError> {
@@ -189,7 +241,17 @@ impl Host for RequestHost {
     }
 
     fn spawn(&self, work: BoxFuture<()>) -> bool {
-        self.hub.spawn(work)
+        let reports = self.reports.clone();
+        let failed = move |reason, detail: &str| reports.iter().for_each(|reports| reports.failed(reason, detail));
+        let is_begun = self.hub.spawn(work, failed);
+        if let Some(reports) = self.reports.as_ref().filter(|_| !is_begun) {
+            reports.failed("dropped", "too much background work of plugins goes on");
+        }
+        is_begun
+    }
+
+    fn failed(&self, why: &str) {
+        self.reports.iter().for_each(|reports| reports.failed("error", why));
     }
 
     fn since_epoch(&self) -> Duration {
@@ -201,5 +263,104 @@ impl Host for RequestHost {
         // The system's randoms do not fail once it runs; zeros would only make a fault injection regular.
         let _ = getrandom::fill(&mut bytes);
         u64::from_le_bytes(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_config::{Members, Overrides, load};
+    use penstock_store::{Entry as Noted, EntryFilter, Order, Page, Sqlite, SqliteOptions, Store};
+    use penstock_telemetry::AccessLog;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::Gateway;
+
+    /// Config of a provider at an address, whose model judges; each key may ask twice a day.
+    const CONFIG: &str = r#"
+[[providers]]
+id = "p"
+base_url = "http://ADDRESS/v1"
+models = ["judge"]
+[[limits]]
+id = "twice"
+for = "everyone"
+by = "key"
+requests_per_day = 2
+"#;
+
+    /// Provider that answers each request with a verdict, and cuts the one about `x`.
+    async fn provider(listener: TcpListener) {
+        loop {
+            let (mut io, _) = listener.accept().await.expect("a connection");
+            tokio::spawn(async move {
+                let mut asked = Vec::new();
+                while !asked.ends_with(b"}") && io.read_buf(&mut asked).await.is_ok_and(|count| count > 0) {}
+                let answer: &[u8] = match asked.ends_with(br#""input":"x"}"#) {
+                    true => b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\n{",
+                    false => b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}",
+                };
+                io.write_all(answer).await.expect("written");
+                io.shutdown().await.expect("closed");
+            });
+        }
+    }
+
+    /// Ended entries of the ledger, once there are as many as that.
+    async fn entries(store: &dyn Store, count: usize) -> Vec<Noted> {
+        let filter = EntryFilter { until: u64::MAX >> 1, ..EntryFilter::default() };
+        let page = Page { after: None, limit: 10, order: Order::Ascending };
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let found = store.entries(&filter, &page).await.expect("read").items;
+            if found.len() >= count {
+                return found;
+            }
+            assert!(Instant::now() < until, "{found:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn an_operation_passes_limits_and_ledger() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let text = CONFIG.replace("ADDRESS", &listener.local_addr().expect("bound").to_string());
+        tokio::spawn(provider(listener));
+        let config = load(Some(("test.toml", &text)), &Overrides::default(), &|_| None).expect("valid");
+        let store: Arc<dyn Store> =
+            Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("opens"));
+        let providers = penstock_provider::all(&Members::default().providers(&config.providers)).expect("valid");
+        let log = AccessLog::open("off").expect("nothing is opened");
+        let gateway = Gateway::new(config, log, Vec::new(), providers).with_store(store.clone());
+        let gateway = tokio::task::spawn_blocking(|| gateway.with_ledger()).await.expect("no panic");
+        let gateway = gateway.expect("a thread").shared();
+        let mut caller = Principal::default();
+        caller.key = Some("a".into());
+        let host = RequestHost::new(gateway.hub.clone(), Arc::new(caller));
+        let ask = |input: &str, ask_as| {
+            let body = format!(r#"{{"model":"judge","input":"{input}"}}"#);
+            host.operation("/v1/moderations", "judge", body.into(), ask_as)
+        };
+        assert_eq!(ask("fine", AskAs::Caller).await.expect("answered").status, 200);
+        assert_eq!(ask("fine", AskAs::Plugin).await.expect("answered").status, 200);
+        let cut = ask("x", AskAs::Caller).await;
+        assert!(matches!(&cut, Err(HostError::Failed(why)) if why.starts_with("judge: ")), "{cut:?}");
+        let refused = ask("fine", AskAs::Caller).await;
+        let is_limits = |why: &str| why.contains("RateLimited") && why.contains("twice");
+        assert!(matches!(&refused, Err(HostError::Failed(why)) if is_limits(why)), "{refused:?}");
+        assert_eq!(ask("fine", AskAs::Plugin).await.expect("its own key").status, 200);
+
+        let mut noted: Vec<_> = entries(store.as_ref(), 4).await;
+        noted.sort_by(|one, other| {
+            (&one.opened.subject.key, one.status).cmp(&(&other.opened.subject.key, other.status))
+        });
+        let told: Vec<_> = noted
+            .iter()
+            .map(|entry| (entry.opened.subject.key.as_str(), entry.opened.subject.route.as_str(), entry.status))
+            .collect();
+        let route = "/v1/moderations";
+        assert_eq!(told, [("a", route, 200), ("a", route, 502), (PLUGINS, route, 200), (PLUGINS, route, 200)]);
+        assert!(noted.iter().all(|entry| &*entry.opened.subject.model == "judge" && entry.micro_usd == 0));
     }
 }

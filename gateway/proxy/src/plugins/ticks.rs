@@ -9,9 +9,9 @@ use penstock_plugins::Plugin;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::chain::Link;
-use super::host::RequestHost;
-use super::hub::{Hub, Models};
+use super::chain::{Chain, Link};
+use super::host::{Reports, RequestHost};
+use super::hub::Models;
 use penstock_config::PluginConfig;
 
 /// Shortest period of calls, and interval at which due plugins are looked for.
@@ -45,7 +45,7 @@ pub(crate) async fn run(models: Arc<dyn Models>) {
                 *next = Due { plugin, at, running: None };
             }
             if next.at <= now && next.running.as_ref().is_none_or(JoinHandle::is_finished) {
-                (next.at, next.running) = (at, Some(call(&plugins.hub, entry)));
+                (next.at, next.running) = (at, Some(call(&plugins, entry)));
             }
         }
         drop(plugins);
@@ -53,12 +53,15 @@ pub(crate) async fn run(models: Arc<dyn Models>) {
     }
 }
 
-fn call(hub: &Arc<Hub>, entry: &PluginConfig) -> JoinHandle<()> {
-    let (plugin, id) = (entry.plugin.clone(), entry.id.clone());
-    let host = Arc::new(RequestHost::new(hub.clone(), Arc::default()));
+fn call(plugins: &Chain, entry: &PluginConfig) -> JoinHandle<()> {
+    let plugin = entry.plugin.clone();
+    let reports = Reports::new(&plugins.hub, &entry.id, &plugins.metrics);
+    let host = RequestHost::new(plugins.hub.clone(), Arc::default()).reporting(reports.clone());
     tokio::spawn(async move {
-        if !matches!(timeout(TICK_TIMEOUT, caught(plugin.tick(host))).await, Ok(Ok(()))) {
-            tracing::warn!(plugin = &*id, "the periodic background task of a plugin failed or timed out");
+        match timeout(TICK_TIMEOUT, caught(plugin.tick(Arc::new(host)))).await {
+            Ok(Ok(())) => {}
+            Ok(Err(panic)) => reports.failed("panic", &panic),
+            Err(_) => reports.failed("timeout", &format!("no end within {} s", TICK_TIMEOUT.as_secs())),
         }
     })
 }
