@@ -106,7 +106,19 @@ enum Action {
 }
 
 impl Config {
+    /// Reply of the service to a message.
     async fn asked(&self, host: &Arc<dyn Host>, what: &Value) -> Result<Reply, PluginError> {
+        let body = self.sent(host, what).await?;
+        match body.trim_ascii() {
+            b"" => Ok(Reply::default()),
+            reply => {
+                serde_json::from_slice(reply).map_err(|_| PluginError::new("the service's answer is not understood"))
+            }
+        }
+    }
+
+    /// Body of the service's answer to a message; any status but a success is an error.
+    async fn sent(&self, host: &Arc<dyn Host>, what: &Value) -> Result<Bytes, PluginError> {
         let body = Bytes::from(what.to_string());
         let mut headers = self.fields.clone();
         headers.push((header::CONTENT_TYPE, HeaderValue::from_static("application/json")));
@@ -124,9 +136,7 @@ impl Config {
         };
         let answer = host.http(&self.endpoint, ask).await?;
         match answer.status {
-            200..=299 if answer.body.trim_ascii().is_empty() => Ok(Reply::default()),
-            200..=299 => serde_json::from_slice(&answer.body)
-                .map_err(|_| PluginError::new("the service's answer is not understood")),
+            200..=299 => Ok(answer.body),
             status => Err(PluginError::new(format!("the service answered {status}"))),
         }
     }
@@ -344,8 +354,13 @@ impl Hooks for Asking {
         let mut what = self.seen.said(&info);
         (what["outcome"], what["seconds"]) = (facts.outcome.name().into(), facts.duration.as_secs_f64().into());
         let (config, asks) = (self.config.clone(), host.clone());
-        // Shown, not asked: what the service answers changes nothing.
-        host.spawn(Box::pin(async move { drop(config.asked(&asks, &what).await) }));
+        // Shown, not asked: what the service answers changes nothing, as long as it has the message. The host reports work that it
+        // has no room for.
+        host.spawn(Box::pin(async move {
+            if let Err(error) = config.sent(&asks, &what).await {
+                asks.failed(&error.to_string());
+            }
+        }));
     }
 }
 
@@ -434,10 +449,16 @@ mod tests {
         assert_eq!(out.len(), 2);
     }
 
-    #[test]
-    fn an_observer_delays_nobody() {
-        let (_, context, mut hooks) = asked("observe", "hello");
-        let mut events = vec![text("fine")];
+    /// Failures that an observer of this answer reports.
+    fn observed(said: &str) -> Vec<String> {
+        let host = host();
+        let settings =
+            json!({ "url": "http://hook/x", "secret_env": "SECRET", "answers": "observe", "requests": false });
+        let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hello" }] });
+        let mut context = request(Surface::Chat, &body, host.clone());
+        let mut hooks = build(&HttpHook, &settings).expect("valid").begin();
+        assert!(matches!(now(hooks.on_request(&mut context)), Ok(Verdict::Pass)));
+        let mut events = vec![text(said)];
         assert!(matches!(hooks.on_event(&mut events, true), Ok(Flow::Go)) && events.len() == 1);
         let facts = EndFacts {
             outcome: Outcome::Complete,
@@ -447,7 +468,24 @@ mod tests {
             duration: Duration::from_secs(1),
         };
         hooks.on_end(&facts);
-        drop(context);
+        assert!(host.failures.lock().expect("a test").is_empty(), "an observer delays nobody");
+        let work: Vec<_> = host.spawned.lock().expect("a test").drain(..).collect();
+        assert_eq!(work.len(), 1, "one message");
+        work.into_iter().for_each(now);
+        host.failures.lock().expect("a test").drain(..).collect()
+    }
+
+    #[test]
+    fn an_observer_that_does_not_get_the_answer_has_failed() {
+        for shown in ["fine", "say nonsense", r#"say {"action":"reject"}"#] {
+            assert_eq!(observed(shown), Vec::<String>::new(), "{shown}: nobody asks what it thinks");
+        }
+        assert_eq!(observed("fail"), ["the service answered 502"]);
+        assert_eq!(observed("late"), ["hook: no answer in time"]);
+    }
+
+    #[test]
+    fn settings_without_a_use_are_faults() {
         let settings = json!({ "url": "ftp://x", "requests": false });
         let faults = build(&HttpHook, &settings).err().expect("faults");
         assert_eq!(faults.iter().map(|fault| fault.path.as_str()).collect::<Vec<_>>(), ["answers", "url"]);
