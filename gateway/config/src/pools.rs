@@ -421,7 +421,8 @@ mod tests {
 
     #[test]
     fn options_for_workers_are_refused_where_none_is_started_here() {
-        let given = |change: fn(&mut Overrides)| {
+        type Change = fn(&mut Overrides);
+        let given = |change: Change| {
             let mut overrides = Overrides::default();
             change(&mut overrides);
             let of =
@@ -429,7 +430,7 @@ mod tests {
             let here = of("[[pools]]\nid = \"a\"\n");
             (here.is_ok(), of("[[pools]]\nid = \"a\"\nconnect = [\"unix:/run/a.sock\"]\n").err().unwrap_or_default())
         };
-        let options: [(&str, fn(&mut Overrides)); 7] = [
+        let options: [(&str, Change); 7] = [
             ("--workers", |overrides| overrides.workers = Some(2)),
             ("--threads", |overrides| overrides.threads = Some(2)),
             ("--device", |overrides| overrides.device = Some("cpu".into())),
