@@ -33,6 +33,7 @@ fn main() {
         started: Box::new(|| {}),
         leave: server::Leave::default(),
         stops: server::Stops::catch().expect("signals"),
+        ending: Box::new(|| {}),
         stop: Box::new(|| {}),
     };
     server::run(Arc::new(gateway), &config, Arc::new(listeners), hooks).expect("a server");
