@@ -245,8 +245,27 @@ def test_pods_have_no_rights():
 
 
 def test_a_migration_is_waited_for():
-    probe = container(of_kind(render({}), "Deployment")[0])["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= migration_seconds() + 120
+    gateways = of_kind(render({}), "Deployment")[0]
+    probe = container(gateways)["startupProbe"]
+    waits = probe["periodSeconds"] * probe["failureThreshold"]
+    assert waits >= migration_seconds() + 120
+    # Kubernetes' own 600 s would call the rollout failed before.
+    assert gateways["spec"]["progressDeadlineSeconds"] > waits
+
+
+def notes(values: dict) -> str:
+    with helm_python.Chart.load(CHART) as chart:
+        files = chart.render(values, name="ai", namespace="ai")
+    (text,) = [text for path, text in files.items() if path.endswith("NOTES.txt")]
+    return text
+
+
+def test_who_has_state_in_a_claim_is_told_where_it_is_looked_for():
+    advice = "config: { server: { state_dir: /var/lib/penstock } }"
+    assert advice not in notes({}) and advice in notes({"gateway": {"stateClaim": "mine"}})
+    assert "state is in /var/lib/penstock/state; the claim mine " in notes({"gateway": {"stateClaim": "mine"}})
+    older = {"gateway": {"stateClaim": "mine"}, "config": {"server": {"state_dir": "/var/lib/penstock"}}}
+    assert "state is in /var/lib/penstock; " in notes(older)
 
 
 def test_probes_ask_what_is_open():
