@@ -152,9 +152,13 @@ impl Failure {
     }
 
     /// Marks the failure as one of an answer that an upstream has made, at least in part, and for which this gateway has no
-    /// memory.
+    /// memory: a retry is not advised.
     pub fn unheld(mut self) -> Self {
-        self.unheld = true;
+        if !std::mem::replace(&mut self.unheld, true) {
+            self.message =
+                format!("{} The answer was made: a repetition may be billed once more.", self.message).into();
+        }
+        self.retry_after = None;
         self
     }
 

@@ -104,7 +104,7 @@ impl Watch {
         }
         if self.fault.is_none() && self.held.len() - self.event > EVENT_BYTES_MAX {
             let message = format!("an event of the answer is larger than {EVENT_BYTES_MAX} bytes");
-            self.fault = Some(ProviderFault::new(FaultClass::Garbled, message));
+            self.fault = Some(ProviderFault::new(FaultClass::AnswerTooLarge, message));
         }
         match (self.split(&dropped), &self.fault) {
             (None, Some(fault)) => Err(fault.clone()),

@@ -148,7 +148,7 @@ fn an_endless_event_is_a_fault() {
         watch.buffer().extend_from_slice(&piece);
         watch.take().err()
     });
-    assert_eq!(fault.map(|fault| fault.class), Some(FaultClass::Garbled));
+    assert_eq!(fault.map(|fault| fault.class), Some(FaultClass::AnswerTooLarge));
 }
 
 #[test]

@@ -22,6 +22,8 @@ use penstock_upstream::{Probe, Waited};
 
 /// Most bytes of an error's body that are read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
+/// Most characters of a provider's words about the gateway's account that go to the log.
+const SAID_CHARS_MAX: usize = 300;
 /// Time limit for reading an error's body.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(5);
 /// Value of `anthropic-version` for clients that send none.
@@ -303,14 +305,17 @@ impl Provider {
         failure.retry_after(Duration::from_secs(1)).log(format!("{}: in_flight_max", self.config.id))
     }
 
-    /// Fault as the client is told of it: what concerns the gateway's key or account is said in the gateway's own words, and
-    /// no message holds a key.
-    pub(super) fn told(&self, fault: ProviderFault) -> ProviderFault {
-        let message = match words_about_us(fault.class) {
-            Some(words) => words.to_owned(),
-            None => self.keys.filtered(fault.message),
+    /// Failure of a fault: what concerns the gateway's key or account is said to the client in the gateway's own words, and in
+    /// the provider's to the log alone; no message holds a key.
+    pub(super) fn told(&self, fault: ProviderFault) -> Failure {
+        let (class, message) = (fault.class, self.keys.filtered(fault.message));
+        let Some(words) = words_about_us(class) else {
+            return Failure::provider(ProviderFault { message, ..fault });
         };
-        ProviderFault { message, ..fault }
+        let mut failure = Failure::provider(ProviderFault { message: words.to_owned(), ..fault });
+        let log = failure.log.take().unwrap_or_default();
+        let said: String = message.chars().take(SAID_CHARS_MAX).collect();
+        failure.log(format!("{log}: {said:?}"))
     }
 
     /// Failure of a response with another status than 2xx: the error for the client, and the consequence for the key.
@@ -327,7 +332,7 @@ impl Provider {
             let (subject, now) = (turn.subject(), Instant::now());
             self.keys.log(&self.config.id, subject, turn.answered(class, retry_after, now), now);
         }
-        let mut failure = Failure::provider(self.told(fault));
+        let mut failure = self.told(fault);
         failure.retry_after = retry_after.map(|wait| wait.min(Duration::from_secs(120)));
         let log = failure.log.take().unwrap_or_default();
         let mut failure = failure.log(format!("{}: status {status}: {log}", self.config.id));
@@ -387,6 +392,8 @@ mod tests {
 
     use penstock_base::Secret;
     use penstock_http::client::Target;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
 
     use super::*;
     use crate::{PacingConfig, ProviderConfig, SharedAnswer, SharedAsk, SharedHold, SharedPace};
@@ -457,6 +464,43 @@ mod tests {
         let first = provider.keys.take(asked.asker, asked.uses, Instant::now()).expect("no key rests");
         let (turn, _) = provider.paced(&asked, first).await?;
         Ok(turn.expect("there are keys").index())
+    }
+
+    /// Failure of a request to a provider with the key `aa` that refuses it with this status and message.
+    async fn refused(status: u16, message: &str) -> Failure {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
+        let body = format!(r#"{{"error":{{"message":{message:?}}}}}"#);
+        let answer = format!("HTTP/1.1 {status} No\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let served = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut request = [0; 4096];
+            assert!(stream.read(&mut request).await.expect("a request") > 0);
+            stream.write_all(answer.as_bytes()).await.expect("written");
+            stream
+        });
+        let target = Target::parse(&url).expect("a target");
+        let config = ProviderConfig { keys: vec![Secret::new("aa")], ..ProviderConfig::at(target) };
+        let failure = Provider::new(&config).expect("a provider").ask(&asked()).await.err().expect("refused");
+        served.await.expect("served");
+        failure
+    }
+
+    #[tokio::test]
+    async fn words_about_the_account_are_for_the_log_alone() {
+        let long = format!("Your key aa is out of credit until \"Monday\".\n{}", "x".repeat(10_000));
+        for status in [401, 402, 403] {
+            let failure = refused(status, &long).await;
+            let log = failure.log.expect("a log");
+            assert!(log.contains(r#"Your key [key] is out of credit until \"Monday\".\nxxx"#), "{log}");
+            assert!(log.len() < 500 && !log.contains('\n'), "{} bytes", log.len());
+            assert!(!failure.message.contains("credit until"), "{}", failure.message);
+            assert!(failure.upstream.is_some_and(|upstream| upstream.body.is_none()), "{status}");
+        }
+        // Words about the request are for the client.
+        let failure = refused(400, "No such field.").await;
+        assert!(failure.log.is_some_and(|log| !log.contains("No such field")));
+        assert_eq!(&*failure.message, "No such field.");
     }
 
     #[tokio::test]

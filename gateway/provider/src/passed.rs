@@ -92,7 +92,7 @@ impl Passed {
 
     pub(super) fn fail(&mut self, fault: ProviderFault) -> Failure {
         self.count(Outcome::Failed(fault.class));
-        let mut failure = Failure::provider(self.provider.told(fault));
+        let mut failure = self.provider.told(fault);
         let log = failure.log.take().unwrap_or_default();
         failure.log(format!("{}: in the answer: {log}", self.provider.config.id))
     }

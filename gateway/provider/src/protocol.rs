@@ -131,7 +131,8 @@ pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>
         Protocol::Azure => Some(Box::new(openai::ChatCodec::strict())),
         Protocol::Anthropic => Some(Box::new(anthropic::Codec::default())),
         Protocol::Gemini | Protocol::Vertex => Some(Box::new(gemini::Codec::default())),
-        Protocol::OpenAiResponses => Some(Box::new(openai::ResponsesCodec)),
+        Protocol::OpenAiResponses if is_strict(config) => Some(Box::new(openai::ResponsesCodec::strict())),
+        Protocol::OpenAiResponses => Some(Box::new(openai::ResponsesCodec::default())),
         Protocol::Bedrock => Some(Box::new(bedrock::Codec)),
     }
 }

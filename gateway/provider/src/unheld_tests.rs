@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use penstock_types::ask::Ask;
+use penstock_types::sse::EVENT_BYTES_MAX;
 use penstock_types::{FaultClass, Surface};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -18,6 +19,7 @@ use penstock_upstream::call::Call;
 use penstock_upstream::{ANSWER_BYTES_MAX, AnswerMemory, Origin};
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
+const RESPONSES: &str = r#"{"model":"m","input":"hi"}"#;
 const MESSAGES: &str = r#"{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"hi"}]}"#;
 
 /// Address of a provider that answers each request with `body`.
@@ -43,10 +45,20 @@ async fn serving(kind: &'static str, body: Vec<u8>) -> String {
     format!("http://{address}/v1")
 }
 
-/// Failure of a request of this surface to a provider, with this memory for answers.
+/// Failure of a request of this surface to a provider of OpenAI's chat API, with this memory for answers.
 async fn failed(surface: Surface, stream: bool, url: &str, memory: AnswerMemory) -> Failure {
-    let provider = Provider::new(&ProviderConfig::at(Target::parse(url).expect("a target"))).expect("a provider");
-    let body = if surface == Surface::Chat { CHAT } else { MESSAGES };
+    failed_at(Protocol::OpenAi, surface, stream, url, memory).await
+}
+
+/// Failure of a request of this surface to a provider of this protocol, with this memory for answers.
+async fn failed_at(protocol: Protocol, surface: Surface, stream: bool, url: &str, memory: AnswerMemory) -> Failure {
+    let config = ProviderConfig { protocol, ..ProviderConfig::at(Target::parse(url).expect("a target")) };
+    let provider = Provider::new(&config).expect("a provider");
+    let body = match surface {
+        Surface::Chat => CHAT,
+        Surface::Responses => RESPONSES,
+        _ => MESSAGES,
+    };
     let body = if stream { body.replacen('{', "{\"stream\":true,", 1) } else { body.to_owned() };
     let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
     let body = Body { bytes: body.into(), lease };
@@ -75,6 +87,7 @@ async fn an_answer_without_memory_was_made_all_the_same() {
             let failure = failed(surface, stream, if stream { &events } else { &url }, memory).await;
             let told = (failure.status(), failure.is_unheld(), failure.should_retry(), failure.source());
             assert_eq!(told, (503, true, false, "gateway"), "{surface:?} {stream}");
+            assert!(failure.retry_after.is_none() && !failure.message.contains("Try again"), "{}", failure.message);
         }
     }
 }
@@ -95,5 +108,26 @@ async fn an_answer_above_its_bound_was_made_all_the_same() {
     for surface in [Surface::Chat, Surface::Messages] {
         let event = [&b"data: {\"x\":\""[..], &vec![b'x'; 2 << 20]].concat();
         check(surface, true, "text/event-stream", event).await;
+    }
+}
+
+/// At the default limits the bound of the reader of events is met before that of events with images.
+#[tokio::test]
+async fn an_image_above_every_bound_was_made_all_the_same() {
+    let largest = || HttpLimits { event_bytes_max: EVENT_BYTES_MAX, ..HttpLimits::default() };
+    for (protocol, surface, head, limits) in [
+        (Protocol::OpenAiResponses, Surface::Responses, "", HttpLimits::default()),
+        (Protocol::OpenAiResponses, Surface::Chat, "", HttpLimits::default()),
+        (Protocol::Gemini, Surface::Chat, "", HttpLimits::default()),
+        (Protocol::OpenAi, Surface::Chat, "", largest()),
+        (Protocol::Anthropic, Surface::Chat, "event: content_block_start\n", largest()),
+    ] {
+        let event = [head.as_bytes(), b"data: {\"x\":\"", &vec![b'x'; 33 << 20]].concat();
+        let url = serving("text/event-stream", event).await;
+        let memory = AnswerMemory::new(&AnswerBudget::new(1 << 30), "", &limits);
+        let failure = failed_at(protocol, surface, true, &url, memory).await;
+        let class = failure.upstream.as_ref().map(|upstream| upstream.class);
+        let told = (failure.status(), class, failure.should_retry(), failure.source());
+        assert_eq!(told, (502, Some(FaultClass::AnswerTooLarge), false, "upstream"), "{protocol:?} {surface:?}");
     }
 }

@@ -383,6 +383,7 @@ mod tests {
 
     #[tokio::test]
     async fn openai_is_told_from_compatible_servers() {
+        const CALLED: &str = r#","type":"function","function":{"name":"f","arguments":"{}"}"#;
         const SIGNED: &str = r#","extra_content":{"google":{"thought_signature":"c2ln"}}"#;
         for (url, protocol, is_openais) in [
             ("https://api.openai.com:443/v1", Protocol::OpenAi, true),
@@ -398,8 +399,18 @@ mod tests {
             // Gemini's signature of a call, which OpenAI refuses, goes back to Gemini alone.
             assert_eq!(upstream.passes_on(&call(Surface::Chat, SIGNED).await), !is_openais, "{url}");
         }
-        let upstream = at("https://eu.api.openai.com/v1", Protocol::OpenAiResponses);
-        assert!(upstream.passes_on(&call(Surface::Responses, "").await));
-        assert!(!upstream.passes_on(&call(Surface::Responses, SIGNED).await));
+        for (url, is_openais) in [("https://eu.api.openai.com/v1", true), ("https://api.example.com/v1", false)] {
+            let upstream = at(url, Protocol::OpenAiResponses);
+            assert!(upstream.passes_on(&call(Surface::Responses, "").await), "{url}");
+            assert_eq!(upstream.passes_on(&call(Surface::Responses, SIGNED).await), !is_openais, "{url}");
+            // Translated too.
+            let signed = call(Surface::Chat, &format!("{CALLED}{SIGNED}")).await;
+            let (asked, _) = upstream
+                .translated(&signed, Asker::default(), upstream.deadlines(&signed, &Origin::default()))
+                .await
+                .expect("translated");
+            let has_signature = String::from_utf8_lossy(&asked.body.concat()).contains("thought_signature");
+            assert_eq!(has_signature, !is_openais, "{url}");
+        }
     }
 }

@@ -70,6 +70,15 @@ enum Next {
     GiveUp,
 }
 
+/// Lost attempt, as far as it decides about the next one.
+#[derive(Clone, Copy, Debug)]
+struct Lost {
+    index: usize,
+    verdict: Verdict,
+    /// True if the target was at its limit and was sent nothing, so that going on adds no load and counts as no retry.
+    is_free: bool,
+}
+
 /// Results of the work before the first attempt.
 #[derive(Default)]
 pub(super) struct RaceStart {
@@ -92,6 +101,8 @@ pub(super) struct Race {
     first: Option<Box<dyn Open>>,
     running: Vec<Runner>,
     next: Next,
+    /// First attempt that was lost while its hedge ran.
+    outlived: Option<Lost>,
     /// Bitmask of the targets tried, by index.
     tried: u32,
     retries: u32,
@@ -116,6 +127,7 @@ impl Race {
             hedge_at: core.rules.hedge_after.map(|after| now + after),
             retries: core.rules.retries,
             next: Next::First,
+            outlived: None,
             running: Vec::with_capacity(1),
             tried: 0,
             told: None,
@@ -255,24 +267,33 @@ impl Race {
 
     fn lose(&mut self, mut loser: Runner, failure: Failure, now: Instant) {
         let verdict = judge(&failure);
-        let is_refused_unsent = !loser.sent.get() && verdict.reason == Some(Reason::RateLimit);
+        let is_free = !loser.sent.get() && verdict.reason == Some(Reason::RateLimit);
+        let lost = Lost { index: loser.index, verdict, is_free };
         settle(&mut loser.permit, &failure, verdict, now);
         let status = failure.upstream.as_ref().map_or_else(|| failure.status(), |upstream| upstream.status);
         let outcome = if failure.is_unheld() { UNHELD } else { verdict.reason.map_or("refused", Reason::name) };
         self.note(&loser, outcome, status, now);
         self.soonest = self.soonest.into_iter().chain(failure.retry_after).min();
+        // A hedge that its target refused says nothing of the first attempt, which may have failed before it.
+        let is_refused_hedge =
+            loser.is_hedge && !failure.is_unheld() && !verdict.reason.is_some_and(Reason::is_target_fault);
         if self.told.as_ref().is_none_or(|told| rank(&failure) >= rank(told)) {
             self.told = Some(failure);
         }
         if verdict.reason.is_none() && !loser.is_hedge {
-            // The other attempts have the same request: its own fault ends them too. A refused hedge says nothing of the first
-            // attempt, whose target may take what another does not.
+            // The other attempts have the same request: its own fault ends them too.
             for other in std::mem::take(&mut self.running) {
                 self.note(&other, "abandoned", 0, now);
             }
         }
-        if self.running.is_empty() {
-            self.next = self.after(loser.index, verdict, is_refused_unsent, now);
+        if !self.running.is_empty() {
+            self.outlived = (!loser.is_hedge).then_some(lost);
+            return;
+        }
+        let first = self.outlived.take().filter(|_| is_refused_hedge);
+        self.next = first.map_or(Next::GiveUp, |first| self.after(first, now));
+        if let Next::GiveUp = self.next {
+            self.next = self.after(lost, now);
         }
     }
 
@@ -283,14 +304,14 @@ impl Race {
         }
     }
 
-    /// Next step after `index` has failed: an equal target within the retries, then the fallback list. `is_free`: the
-    /// target was at its limit and was sent nothing, so going on adds no load and counts as no retry.
-    fn after(&mut self, index: usize, verdict: Verdict, is_free: bool, now: Instant) -> Next {
+    /// Next step after a failure: an equal target within the retries, then the fallback list.
+    fn after(&mut self, lost: Lost, now: Instant) -> Next {
+        let Lost { index, verdict, is_free } = lost;
         let Some(reason) = verdict.reason else { return Next::GiveUp };
         if reason.is_target_fault()
             && (self.retries > 0 || is_free)
             && self.core.tier().contains(&index)
-            && let Some(next) = self.retry(index, verdict, is_free, now)
+            && let Some(next) = self.retry(lost, now)
         {
             return next;
         }
@@ -303,7 +324,8 @@ impl Race {
         }
     }
 
-    fn retry(&mut self, index: usize, verdict: Verdict, is_free: bool, now: Instant) -> Option<Next> {
+    fn retry(&mut self, lost: Lost, now: Instant) -> Option<Next> {
+        let Lost { index, verdict, is_free } = lost;
         let next = match self.core.choose(self.tried, self.asked, Reach::Good, now) {
             Choice::Target(other) => Next::Start(other, verdict.reason),
             Choice::None(until) => {

@@ -275,7 +275,7 @@ impl From<Fault> for ProviderFault {
 
 impl From<crate::sse::TooLarge> for ProviderFault {
     fn from(fault: crate::sse::TooLarge) -> Self {
-        Self::new(FaultClass::Garbled, format!("The provider's answer cannot be read: {fault}."))
+        Self::new(FaultClass::AnswerTooLarge, format!("The provider's answer cannot be read: {fault}."))
     }
 }
 

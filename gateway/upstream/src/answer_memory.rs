@@ -138,7 +138,7 @@ fn exhausted(why: BudgetExhausted) -> Failure {
         BudgetExhausted::All => "The memory for answers is used up",
         BudgetExhausted::Share => "Answers of this key hold its whole share of the memory for answers",
     };
-    let message = format!("{what}: too many large ones are in progress. Try again shortly.");
+    let message = format!("{what}: too many large ones are in progress.");
     Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))
 }
 

@@ -267,6 +267,15 @@ pub struct Course {
     pub account: Option<Account>,
 }
 
+impl Course {
+    /// The failure of this gateway to hold an answer of this course, or to write it: a provider's answer was made and may be billed,
+    /// so that a retry is not advised ([`Failure::unheld`]); one of a pool of ours costs its work alone.
+    pub fn not_held(&self, failure: Failure) -> Failure {
+        let is_providers = self.target.is_some() && self.worker.is_none();
+        if is_providers { failure.unheld() } else { failure }
+    }
+}
+
 /// Token counts of an answer and its changes of worker, for the log and the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {

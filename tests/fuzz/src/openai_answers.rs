@@ -29,7 +29,7 @@ pub(crate) fn run(body: &[u8]) {
         (&chats, completion(br#"{"model":"m","prompt":"x","logprobs":1}"#, &bounds)),
         (&chats, embeddings(br#"{"model":"m","input":["x","y"]}"#, &bounds)),
         (&chats, rerank(br#"{"model":"m","query":"x","documents":["x","y"],"top_n":1}"#, &bounds)),
-        (&ResponsesCodec, responses(br#"{"model":"m","input":"x","top_logprobs":1}"#, &bounds)),
+        (&ResponsesCodec::default(), responses(br#"{"model":"m","input":"x","top_logprobs":1}"#, &bounds)),
     ];
     for (codec, decoded) in asked {
         let decoded = decoded.expect("a good request");

@@ -86,7 +86,7 @@ struct Stop(ProviderFault);
 
 impl From<TooLarge> for Stop {
     fn from(error: TooLarge) -> Self {
-        garbled(&error.to_string())
+        Stop(error.into())
     }
 }
 

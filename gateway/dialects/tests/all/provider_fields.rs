@@ -27,7 +27,7 @@ fn codec(api: Api) -> (Box<dyn ProviderCodec>, &'static str) {
     match api {
         Api::OpenAi => (Box::new(ChatCodec::strict()), "m"),
         Api::Compatible => (Box::new(ChatCodec::default()), "m"),
-        Api::Responses => (Box::new(ResponsesCodec), "m"),
+        Api::Responses => (Box::new(ResponsesCodec::default()), "m"),
         // A model that takes every field of the API, as the other fields stand.
         Api::Anthropic => (Box::new(anthropic::Codec::default()), "claude-3-7-sonnet"),
         Api::Gemini => (Box::new(gemini::Codec::default()), "gemini-2.5-pro"),

@@ -35,7 +35,7 @@ fn ids_are_no_longer_than_the_provider_takes() {
     let vectors = read(openai::embeddings, &json!({"model": "m", "user": long, "input": "a"}));
     let strict = ChatCodec::strict();
     let chars = |value: &Value| value.as_str().map(|text| text.chars().count());
-    for codec in [&strict as &dyn ProviderCodec, &ResponsesCodec] {
+    for codec in [&strict as &dyn ProviderCodec, &ResponsesCodec::default()] {
         for request in [&asked, &chat, &vectors] {
             assert_eq!(chars(&body(codec, request)["user"]), Some(64));
         }
@@ -86,7 +86,7 @@ fn schemas_are_sent_as_the_provider_takes_them() {
             assert_ne!(inner["strict"], json!(true));
             assert_eq!(inner["schema"]["properties"], schema["properties"], "the client's own schema");
         }
-        assert_eq!(body(&ResponsesCodec, &asked)["text"]["format"]["strict"], json!(false));
+        assert_eq!(body(&ResponsesCodec::default(), &asked)["text"]["format"]["strict"], json!(false));
         is_closed(&body(&anthropic::Codec::default(), &asked)["output_config"]["format"]["schema"]);
         let text =
             body(&bedrock::Codec, &asked)["outputConfig"]["textFormat"]["structure"]["jsonSchema"]["schema"].take();
@@ -98,7 +98,7 @@ fn schemas_are_sent_as_the_provider_takes_them() {
     let asked =
         read(anthropic::messages, &json!({"model": "m", "max_tokens": 9, "messages": hi, "output_config": config}));
     assert_eq!(body(&ChatCodec::strict(), &asked)["response_format"]["json_schema"]["strict"], json!(true));
-    assert_eq!(body(&ResponsesCodec, &asked)["text"]["format"]["strict"], json!(true));
+    assert_eq!(body(&ResponsesCodec::default(), &asked)["text"]["format"]["strict"], json!(true));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn strict_functions_are_sent_as_the_provider_takes_them() {
     let asked = read(openai::chat, &asked);
     assert_ne!(body(&ChatCodec::strict(), &asked)["tools"][0]["function"]["strict"], json!(true));
     assert_eq!(body(&ChatCodec::default(), &asked)["tools"][0]["function"]["strict"], json!(true));
-    assert_eq!(body(&ResponsesCodec, &asked)["tools"][0]["strict"], json!(false));
+    assert_eq!(body(&ResponsesCodec::default(), &asked)["tools"][0]["strict"], json!(false));
     let tool = body(&anthropic::Codec::default(), &asked)["tools"][0].take();
     assert_eq!(tool["strict"], json!(true));
     is_closed(&tool["input_schema"]);
@@ -130,7 +130,7 @@ fn thought(blocks: &[(&str, &str)]) -> Request {
 /// Signatures in what each provider gets.
 fn signatures(request: &Request) -> [Vec<String>; 4] {
     let codecs: [&dyn ProviderCodec; 4] =
-        [&anthropic::Codec::default(), &bedrock::Codec, &gemini::Codec::default(), &ResponsesCodec];
+        [&anthropic::Codec::default(), &bedrock::Codec, &gemini::Codec::default(), &ResponsesCodec::default()];
     codecs.map(|codec| {
         let (mut found, mut open) = (Vec::new(), vec![body(codec, request)]);
         while let Some(value) = open.pop() {
@@ -242,6 +242,6 @@ fn functions_of_a_validated_call_are_strict_everywhere() {
     for codec in [ChatCodec::default(), ChatCodec::strict()] {
         assert_eq!(body(&codec, &asked)["tools"][0]["function"], function);
     }
-    assert_eq!(body(&ResponsesCodec, &asked)["tools"][0]["strict"], json!(true));
+    assert_eq!(body(&ResponsesCodec::default(), &asked)["tools"][0]["strict"], json!(true));
     assert_eq!(body(&anthropic::Codec::default(), &asked)["tools"][0]["strict"], json!(true));
 }

@@ -190,8 +190,8 @@ proptest! {
         let mut all = events(0, steps, length, true);
         all.push(usage());
         let [whole_side, stream_side] = &sides;
-        prop_assert_eq!(&read(&ResponsesCodec, stream_side, &streamed(stream_side, &all), piece), &all);
-        let again = read(&ResponsesCodec, whole_side, &whole(whole_side, &all), piece);
+        prop_assert_eq!(&read(&ResponsesCodec::default(), stream_side, &streamed(stream_side, &all), piece), &all);
+        let again = read(&ResponsesCodec::default(), whole_side, &whole(whole_side, &all), piece);
         let (mut again, mut all) = (said(&again, 1), said(&all, 1));
         // Reasoning in several items is joined where a whole answer is collected.
         for said in again.iter_mut().chain(&mut all) {
@@ -203,7 +203,7 @@ proptest! {
     #[test]
     fn no_bytes_break_a_reader(bytes in prop::collection::vec(any::<u8>(), 0..400), piece in 1_usize..50) {
         let decoded = chat(br#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#, &Bounds::default()).expect("good");
-        for codec in [&ChatCodec::default() as &dyn ProviderCodec, &ResponsesCodec] {
+        for codec in [&ChatCodec::default() as &dyn ProviderCodec, &ResponsesCodec::default()] {
             let (mut decoder, mut events) = (codec.decoder(&decoded.request), Vec::new());
             let read = bytes.chunks(piece).try_for_each(|piece| decoder.push(piece, &mut events));
             prop_assert!(read.and_then(|()| decoder.end(&mut events)).is_err(), "no answer is read out of noise");

@@ -18,7 +18,7 @@ pub(super) fn codec_of(surface: Surface) -> &'static dyn ProviderCodec {
     static GEMINI: LazyLock<Codec> = LazyLock::new(|| Box::new(gemini::Codec::default()));
     static OLLAMA: LazyLock<Codec> = LazyLock::new(|| Box::new(ollama::Codec));
     static CHAT: LazyLock<Codec> = LazyLock::new(|| Box::new(openai::ChatCodec::default()));
-    static RESPONSES: LazyLock<Codec> = LazyLock::new(|| Box::new(openai::ResponsesCodec));
+    static RESPONSES: LazyLock<Codec> = LazyLock::new(|| Box::new(openai::ResponsesCodec::default()));
     let codec = match (surface, surface.dialect()) {
         (Surface::Responses, _) => &RESPONSES,
         (_, Dialect::OpenAi) => &CHAT,

@@ -85,6 +85,38 @@ fn a_hedge_that_is_refused_leaves_the_first_attempt_alone() {
 }
 
 #[test]
+fn a_hedge_that_is_refused_leaves_the_first_attempt_its_retries_and_fallbacks() {
+    let down = Act::Refuse(FaultClass::Server, 100, None);
+    let refusals = [FaultClass::Invalid, FaultClass::TooLarge, FaultClass::ContextLength, FaultClass::ContentPolicy];
+    for class in refusals {
+        // First the hedge is lost, then the first attempt, and the other way round: its target again, or the fallback.
+        for ms in [10, 100] {
+            let refused = Act::Refuse(class, ms, None);
+            for (retries, rest, text) in [(1, " a:answered", "a a"), (0, " c:answered", "c c")] {
+                let world = World::new(ModelConfig { retries, fallback: vec![pool("c")], ..hedged() });
+                world.double("a").act(&[down]);
+                world.double("b").act(&[refused]);
+                let outcome = world.answer();
+                let hedge = match class {
+                    FaultClass::ContextLength => "b:context_length",
+                    FaultClass::ContentPolicy => "b:content_policy",
+                    _ => "b:refused",
+                };
+                let story = if ms == 10 { format!("{hedge} a:error{rest}") } else { format!("a:error {hedge}{rest}") };
+                assert_eq!((outcome.story(), outcome.text.as_str()), (story, text), "{class:?} after {ms} ms");
+            }
+        }
+    }
+    // An answer of the hedge that was made and found no room ends the request: another is billed again.
+    let world = World::new(ModelConfig { fallback: vec![pool("c")], ..hedged() });
+    world.double("a").act(&[down]);
+    world.double("b").act(&[Act::Refuse(FaultClass::AnswerTooLarge, 100, None)]);
+    let outcome = world.answer();
+    assert_eq!(outcome.story(), "a:error b:unheld");
+    assert!(outcome.failure.is_some_and(|failure| failure.is_unheld()));
+}
+
+#[test]
 fn hedges_are_paid_from_the_budget() {
     let world = World::new(ModelConfig { retry_budget_percent: 0, ..hedged() });
     world.double("a").always(Act::Say(1, 60));

@@ -11,8 +11,8 @@ use bytes::{BufMut, BytesMut};
 
 use super::calls::signature;
 use super::chat::effort;
-use super::messages::put_source;
-use super::{ChatCodec, fault, logprobs, usage};
+use super::messages::{put_signature, put_source};
+use super::{ChatCodec, Server, fault, logprobs, usage};
 use crate::answer_body::{Answer, Body, truncated};
 use crate::answer_json::{self as value, Object, list};
 use crate::identifiers;
@@ -30,14 +30,24 @@ use penstock_types::write;
 
 /// Codec of providers asked through `/responses`; embeddings go through `/embeddings`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResponsesCodec;
+pub struct ResponsesCodec {
+    /// Kind of server: OpenAI refuses the signature of a call.
+    pub server: Server,
+}
+
+impl ResponsesCodec {
+    /// Settings for OpenAI itself (and Azure), which refuses unknown fields.
+    pub fn strict() -> Self {
+        Self { server: Server::OpenAi }
+    }
+}
 
 impl ProviderCodec for ResponsesCodec {
     fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError> {
         match request {
             Request::Chat(chat) => {
                 refuse_chat(Api::Responses, chat)?;
-                Ok(ProviderCall { path: "/responses".to_owned(), body: encode(chat, model) })
+                Ok(ProviderCall { path: "/responses".to_owned(), body: encode(chat, model, self.server) })
             }
             Request::Embed(_) => ChatCodec::strict().encode(request, model),
             Request::Complete(_) | Request::Rerank(_) => {
@@ -59,11 +69,11 @@ impl ProviderCodec for ResponsesCodec {
     }
 }
 
-fn encode(chat: &ChatRequest, model: &str) -> Vec<u8> {
+fn encode(chat: &ChatRequest, model: &str, server: Server) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(1024);
     let mut object = Object::open(&mut out);
     object.string("model", model);
-    put_input(object.key("input"), &chat.messages);
+    put_input(object.key("input"), &chat.messages, server);
     object.boolean("store", false);
     put_tools(&mut object, chat);
     put_text(&mut object, chat);
@@ -100,11 +110,11 @@ fn encode(chat: &ChatRequest, model: &str) -> Vec<u8> {
     out.into()
 }
 
-fn put_input(out: &mut BytesMut, messages: &[Message]) {
+fn put_input(out: &mut BytesMut, messages: &[Message], server: Server) {
     out.put_u8(b'[');
     let mut first = true;
     for message in messages {
-        put_items(message, &mut |put| {
+        put_items(message, server, &mut |put| {
             if !std::mem::take(&mut first) {
                 out.put_u8(b',');
             }
@@ -119,8 +129,8 @@ fn put_input(out: &mut BytesMut, messages: &[Message]) {
 type PutItem<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&mut Object<'_>));
 
 /// Writes the items of one message: reasoning that the provider wants back, text, calls; or the result of a call. The signature
-/// of a call (Gemini's) is left out: OpenAI refuses the field.
-fn put_items(message: &Message, item: PutItem<'_>) {
+/// of a call (Gemini's) goes to compatible servers alone: OpenAI refuses the field.
+fn put_items(message: &Message, server: Server, item: PutItem<'_>) {
     if message.role == Role::Tool {
         return item(&mut |object| {
             object.string("type", "function_call_output");
@@ -160,6 +170,9 @@ fn put_items(message: &Message, item: PutItem<'_>) {
             object.string("call_id", &call.id);
             object.string("name", &call.name);
             object.string("arguments", &call.arguments);
+            if let Some(signature) = call.signature.as_ref().filter(|_| server == Server::Compatible) {
+                put_signature(object, signature);
+            }
         });
     }
 }
