@@ -139,12 +139,13 @@ async fn collect(
     loop {
         let more = poll_fn(|context| events.poll_events(context, &mut batch)).await?;
         finished += batch.iter().filter(|event| matches!(event, ChatEvent::Finish { .. })).count();
-        batch.iter().try_for_each(&mut *take)?;
+        batch.iter().try_for_each(&mut *take).map_err(|failure| events.course().not_held(failure))?;
         live.progress(events.facts());
         if live.answers() {
             live.answered_by(events.course().target);
         }
-        answer.events(&mut batch, events.facts(), more)?;
+        let made = answer.events(&mut batch, events.facts(), more);
+        made.map_err(|failure| events.course().not_held(failure))?;
         if !more {
             break;
         }

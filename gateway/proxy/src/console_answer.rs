@@ -236,7 +236,8 @@ async fn pump(
                 live.answered_by(events.course().target);
             }
         }
-        let bytes = answer.events(&mut batch, events.facts(), *more.as_ref().unwrap_or(&true))?;
+        let bytes = answer.events(&mut batch, events.facts(), *more.as_ref().unwrap_or(&true));
+        let bytes = bytes.map_err(|failure| events.course().not_held(failure))?;
         if let Some(bytes) = bytes {
             unless(stop.as_mut(), out.send(bytes)).await??;
         }

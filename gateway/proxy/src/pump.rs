@@ -59,6 +59,7 @@ pub async fn run(
             Ok(bytes) => bytes,
             Err(failure) => {
                 batch.clear();
+                let failure = events.course().not_held(failure);
                 return Err(fail(exchange, answer, &mut batch, trail, failure, events.facts()).await);
             }
         };

@@ -12,7 +12,7 @@ use penstock_store::{
     BatchRecord, CHUNK_BYTES_MAX, FileId, NewBatch, NewFile, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
     ResponseStatus, Sqlite, SqliteOptions, Store, Tenant,
 };
-use penstock_types::{ChatEvent, DetokenizeRequest, Surface, TokenizeRequest};
+use penstock_types::{ChatEvent, DetokenizeRequest, FinishReason, Surface, TokenizeRequest};
 use tokio::sync::Semaphore;
 
 use super::*;
@@ -25,10 +25,11 @@ use penstock_telemetry::{AccessLog, Gauge};
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
-use penstock_upstream::{Card, Events, Facts, Origin, Prepared, Upstream, not_forwarded};
+use penstock_upstream::{Card, Course, Events, Facts, Origin, Prepared, Upstream, not_forwarded};
 
 /// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `later` asks for an hour's
-/// pause, `panic`, `hang`; `gate` answers when the test lets it; `sign` answers with the signature of the text `thought`, or without one.
+/// pause, `panic`, `hang`; `gate` answers when the test lets it; `sign` answers with the signature of the text `thought`, or without one;
+/// `large` answers with more than the smallest memory for answers holds, as a provider's model, `large pool` as a pool.
 struct Script {
     opened: AtomicUsize,
     /// Permits of calls that wait at the gate.
@@ -93,9 +94,21 @@ impl Upstream for Script {
                 signing.end()
             });
             let answer = serde_json::json!({ "signature": signed });
-            return Ok(Box::new(Once(vec![ChatEvent::Raw(answer.to_string().into())])));
+            return Ok(Box::new(Once(vec![ChatEvent::Raw(answer.to_string().into())], Course::default())));
         }
-        Ok(Box::new(Once(vec![ChatEvent::Raw(call.body.clone())])))
+        if text.contains("large") {
+            call.decoded().await?;
+            let course = if text.contains("pool") {
+                Course { worker: Some("w".into()), ..Course::default() }
+            } else {
+                Course { target: Some("one/m".into()), ..Course::default() }
+            };
+            let text = "x".repeat(40 << 20);
+            let said = ChatEvent::Text { choice: 0, text, logprobs: Vec::new(), tokens: Vec::new() };
+            let finish = ChatEvent::Finish { choice: 0, reason: FinishReason::Stop, stop: None };
+            return Ok(Box::new(Once(vec![said, finish], course)));
+        }
+        Ok(Box::new(Once(vec![ChatEvent::Raw(call.body.clone())], Course::default())))
     }
 
     async fn count(&self, _: Arc<Call>) -> Result<Option<u64>, Failure> {
@@ -142,7 +155,7 @@ impl Drop for Hanging<'_> {
 }
 
 /// Events of an answer that comes at once.
-struct Once(Vec<ChatEvent>);
+struct Once(Vec<ChatEvent>, Course);
 
 impl Events for Once {
     fn poll_events(&mut self, _: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
@@ -152,6 +165,10 @@ impl Events for Once {
 
     fn facts(&self) -> Facts {
         Facts::default()
+    }
+
+    fn course(&self) -> Course {
+        self.1.clone()
     }
 }
 
@@ -448,6 +465,21 @@ async fn results_of_a_key_are_bounded_in_bytes_over_all_of_its_batches() {
     let input = put(bed.store.as_ref(), &one, &file(&["ok"])).await;
     let refused = create(one, input).await;
     assert!(matches!(refused, Err(StoreError::Quota { max: 2048, .. })), "{refused:?}");
+}
+
+/// Another attempt at an answer that finds no memory costs money at a provider, and at a pool of ours its work alone.
+#[tokio::test]
+async fn an_answer_of_a_provider_that_finds_no_memory_is_made_once() {
+    for (text, attempts) in [("large", 1), ("large pool", 2)] {
+        let bed = Bed::new(memory(), "[server]\nanswer_memory_bytes_max = 67108864\n[batches]\nattempts_max = 2\n");
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
+        let line = format!(r#"{{"custom_id":"c","method":"POST","url":"/v1/chat/completions","body":{body}}}"#) + "\n";
+        let id = bed.batch(&nobody(), &line, tomorrow()).await;
+        let batch = bed.ended(&nobody(), &id).await;
+        let errors = bed.lines(&nobody(), batch.errors.as_ref()).await;
+        assert!(errors.len() == 1 && errors[0].contains("memory for answers"), "{errors:?}");
+        assert_eq!(bed.script.opened.load(Ordering::SeqCst), attempts, "{text}");
+    }
 }
 
 #[tokio::test]

@@ -271,7 +271,7 @@ impl Around {
         let of = |stage: &Stage| stage.converter.held() + if stage.left_out { 0 } else { stage.hooks.held_bytes() };
         let stages: usize = self.shell.stages.iter().filter(|stage| stage.sees >= Sees::Events).map(of).sum();
         let waiting = self.waiting.as_ref().map_or(0, |waiting| waiting.held_bytes);
-        self.hold.cover(stages + self.last.held() + waiting)
+        self.hold.cover(stages + self.last.held() + waiting).map_err(|failure| self.course().not_held(failure))
     }
 
     /// Ends the answer behind a stage: open choices finish with `reason`, and the upstream is told to stop.

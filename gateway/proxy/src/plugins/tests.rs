@@ -24,7 +24,7 @@ use penstock_http::{Body, BodyBudget, HttpLimits};
 use penstock_types::ask::Ask;
 use penstock_upstream::answer_memory::{AnswerBudget, AnswerMemory};
 use penstock_upstream::call::Call;
-use penstock_upstream::{Events, Facts};
+use penstock_upstream::{Course, Events, Facts};
 
 /// Scripted plugin and its notes.
 #[derive(Clone)]
@@ -331,6 +331,7 @@ async fn a_refusal_is_the_clients_to_read() {
 struct Endless {
     choices: u32,
     tokens: Arc<AtomicUsize>,
+    course: Course,
 }
 
 /// Bytes of the text of each token of [`Endless`].
@@ -352,10 +353,15 @@ impl Events for Endless {
     fn facts(&self) -> Facts {
         Facts::default()
     }
+
+    fn course(&self) -> Course {
+        self.course.clone()
+    }
 }
 
-/// Checks that what these plugins hold of an endless answer stays within the memory for answers.
-async fn check_held(entries: Vec<PluginConfig>, stream: bool, choices: u32) {
+/// Checks that what these plugins hold of an endless answer of this course stays within the memory for answers; returns the
+/// failure.
+async fn check_held(entries: Vec<PluginConfig>, stream: bool, choices: u32, course: Course) -> Failure {
     const MAX: usize = 2 << 20;
     let id = entries[0].id.to_string();
     let budget = AnswerBudget::new(MAX);
@@ -363,7 +369,7 @@ async fn check_held(entries: Vec<PluginConfig>, stream: bool, choices: u32) {
     let mut call = call(stream).await;
     let asked = chain(entries).ask(&Arc::default(), &mut call).await.expect("passes");
     let tokens = Arc::default();
-    let upstream = Box::new(Endless { choices, tokens: Arc::clone(&tokens) });
+    let upstream = Box::new(Endless { choices, tokens: Arc::clone(&tokens), course });
     let mut events = asked.shell.expect("wanted").around(&call, upstream, memory.hold()).expect("wraps");
     let (mut batch, mut most) = (Vec::new(), 0);
     let failure = loop {
@@ -379,6 +385,7 @@ async fn check_held(entries: Vec<PluginConfig>, stream: bool, choices: u32) {
     assert!(held < MAX + 64 * TOKEN_BYTES && most <= MAX, "{id}: {held} bytes held, {most} charged");
     drop(events);
     assert_eq!(budget.bytes_held(), 0, "{id}");
+    failure
 }
 
 #[tokio::test]
@@ -390,11 +397,19 @@ async fn what_is_held_back_is_charged_to_the_memory_for_answers() {
     ] {
         let text = format!("[[plugins]]\n{settings}\n");
         let config = load(Some(("test.toml", &text)), &Overrides::default(), &|_| None).expect("valid");
-        check_held(config.plugins, true, 16).await;
+        check_held(config.plugins, true, 16, Course::default()).await;
     }
     // A whole answer is collected for who sees its bytes.
-    let bytes = entry(&Script::new("bytes", Sees::Bytes, &Arc::default()), OnFail::Closed);
-    check_held(vec![bytes], false, 1).await;
+    let bytes = || vec![entry(&Script::new("bytes", Sees::Bytes, &Arc::default()), OnFail::Closed)];
+    // A provider bills the answer again, a pool of ours does not.
+    let target = Some("one/m".into());
+    let providers = Course { target: target.clone(), ..Course::default() };
+    let pools = Course { target, worker: Some("w".into()), ..Course::default() };
+    for (course, again) in [(providers, false), (pools, true)] {
+        let failure = check_held(bytes(), false, 1, course).await;
+        let told = (failure.is_unheld(), failure.should_retry(), failure.retry_after.is_some());
+        assert_eq!(told, (!again, again, again), "{failure:?}");
+    }
 }
 
 #[tokio::test]
