@@ -46,6 +46,9 @@ pub async fn admit(
         return Ok((None, None));
     }
     check_store(governor, &limits)?;
+    // A request of a plugin is made within another one, which has the place in flight.
+    let placeless = call.asked_by_plugin.then(|| limited_to(&limits, |unit| unit != Unit::InFlight));
+    let limits = placeless.as_ref().map_or(limits, |placeless| placeless.iter().collect());
     let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
     let (guess, opener) = guessed(governor, &limits, &who, call, entry, free).await?;
     let reservation = Reservation::new(governor.clone(), call, entry, guess);
@@ -132,7 +135,7 @@ pub async fn would_admit(
     entry: &Entry,
 ) -> Result<(), Failure> {
     let limits = rules.of(principal, &entry.name)?;
-    let asked: Vec<Arc<Limit>> = limits.iter().map(|limit| Arc::new(without_places(limit))).collect();
+    let asked = limited_to(&limits, |unit| unit != Unit::InFlight);
     let limits: Vec<&Arc<Limit>> = asked.iter().filter(|limit| !limit.measures.is_empty()).collect();
     if limits.is_empty() {
         return Ok(());
@@ -145,10 +148,14 @@ pub async fn would_admit(
     Ok(())
 }
 
-fn without_places(limit: &Limit) -> Limit {
-    let mut limit = limit.clone();
-    limit.measures.retain(|measure| measure.unit != Unit::InFlight);
-    limit
+/// The limits with those of their measures whose unit is counted.
+fn limited_to(limits: &[&Arc<Limit>], is_counted: fn(Unit) -> bool) -> Vec<Arc<Limit>> {
+    let part = |limit: &&Arc<Limit>| {
+        let mut limit = Limit::clone(limit);
+        limit.measures.retain(|measure| is_counted(measure.unit));
+        Arc::new(limit)
+    };
+    limits.iter().map(part).collect()
 }
 
 /// Use of a model by an operation that the gateway does not parse.
@@ -158,8 +165,8 @@ pub enum Uses {
     Unknown,
     /// No use: tokens are counted, none are generated.
     Nothing,
-    /// Unknown use by an operation that a plugin of the operator asks for, such as a moderation: tokens and cost are not
-    /// counted, and limits of them let it in until they are used up.
+    /// Unknown use by an operation that a plugin of the operator asks for, such as a moderation: only requests are counted. The
+    /// request for which it is asked may hold the last tokens, dollars and the place in flight of the same limits.
     ByPlugin,
 }
 
@@ -175,7 +182,7 @@ pub struct Plain<'a> {
     pub route: &'a str,
 }
 
-/// Reserves one request and one place in flight, and no other unit.
+/// Reserves one request and one place in flight, and no other unit; for a plugin the request alone.
 ///
 /// # Errors
 /// As for [`admit`].
@@ -198,9 +205,10 @@ pub async fn admit_plain(
         (Uses::Unknown, Some(limit)) => {
             return Err(unmetered(limit, "what this operation uses cannot be counted"));
         }
-        (Uses::Unknown, None) | (Uses::Nothing, _) => {}
-        (Uses::ByPlugin, _) => check_room(governor, &limits, &who, plain.dialect, |_| 1)?,
+        (Uses::Unknown, None) | (Uses::Nothing | Uses::ByPlugin, _) => {}
     }
+    let requests = (plain.uses == Uses::ByPlugin).then(|| limited_to(&limits, |unit| unit == Unit::Requests));
+    let limits = requests.as_ref().map_or(limits, |requests| requests.iter().collect());
     let mut held = Reservation::opaque(governor.clone(), entry);
     held.dialect = plain.dialect;
     let mut held = reserve(governor, &limits, &who, held).await?;
@@ -319,7 +327,7 @@ async fn together(
     standings: &mut [(Measure, Standing)],
     now: Now,
 ) -> Result<Reservation, Failure> {
-    let Some(shared) = governor.shared.get() else { return Ok(reservation) };
+    let Some(shared) = governor.shared.get().filter(|_| !claims.is_empty()) else { return Ok(reservation) };
     let limit_of = |claim: &Claim<'_>| limits.iter().find(|limit| limit.id == *claim.limit);
     let policy = |at: usize| limit_of(&claims[at]).map_or(OnStoreFailure::Open, |limit| limit.on_store_failure);
     let refused = match shared.take(claims, policy).await {

@@ -68,7 +68,7 @@ const END_MAX: Duration = Duration::from_secs(10);
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// Services that a health check may name; the first two tell that the process lives.
+/// Services that a health check may name: the process until it ends, that it lives, and that it can choose.
 const SERVICES: [&str; 4] = ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"];
 
 /// Status codes of gRPC.
@@ -515,8 +515,9 @@ async fn health<C: Chooser>(
     let place = SERVICES.iter().position(|service| *service == asked.service);
     let status = |ends: bool| match place {
         None => ServingStatus::ServiceUnknown,
-        Some(0 | 1) => ServingStatus::Serving,
-        Some(_) if !ends && chooser.is_ready() => ServingStatus::Serving,
+        Some(0) if !ends => ServingStatus::Serving,
+        Some(1) => ServingStatus::Serving,
+        Some(2..) if !ends && chooser.is_ready() => ServingStatus::Serving,
         Some(_) => ServingStatus::NotServing,
     };
     if place.is_none() && !watches {

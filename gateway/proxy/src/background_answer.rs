@@ -4,6 +4,7 @@
 //! the same code as for live requests; only the pump differs.
 
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -185,12 +186,12 @@ impl Models for Gateway {
         path: &str,
         model: &str,
         principal: &Principal,
+        from: Option<IpAddr>,
     ) -> Result<(ModelEntry, Option<Reservation>), Failure> {
         let serving = self.serving();
         let entry = serving.entry(model, principal)?;
         let route = Route::parse(&Method::POST, path)?.label();
-        // As for what plugins ask of models: the client's address is not known here.
-        let plain = Plain { uses: Uses::ByPlugin, dialect: Dialect::OpenAi, from: None, route };
+        let plain = Plain { uses: Uses::ByPlugin, dialect: Dialect::OpenAi, from, route };
         let held = penstock_governed::admit_plain(&self.governor, &serving.rules, principal, &entry, &plain).await?;
         Ok((entry, held))
     }

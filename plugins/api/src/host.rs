@@ -8,7 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use penstock_types::error_shape::ErrorShape;
 use penstock_types::{ChatEvent, ChatRequest, Usage};
+
+use crate::verdict::RejectionKind;
 
 /// Boxed future that can be stored and sent between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
@@ -88,9 +91,32 @@ impl ModelAnswer {
     }
 }
 
+/// Refusal, by a limit of the gateway, of what a plugin asks of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limited {
+    /// Id of the limit and name of its measure.
+    pub rule: String,
+    /// Message that the client reads.
+    pub message: String,
+    /// Kind of the refusal: too much, or a limit that cannot be counted at the moment.
+    pub kind: RejectionKind,
+    /// Status, type and code of the error.
+    pub shape: ErrorShape,
+    /// True if a retry soon can help.
+    pub retry: bool,
+    /// Delay after which a retry can help.
+    pub retry_after: Option<Duration>,
+    /// Header fields with the standing of the limit.
+    pub fields: Vec<(HeaderName, HeaderValue)>,
+}
+
 /// Failure of a service of the host. The text is for the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
+    /// A limit of the gateway refuses what was asked of a model. A plugin that hands the error on has its request refused by
+    /// that limit, whatever `on_fail` says: the plugin has not failed.
+    #[error("refused by the limit {}", .0.rule)]
+    Limited(Box<Limited>),
     /// The service gave no answer within its time limit.
     #[error("{0}: no answer in time")]
     Timeout(String),

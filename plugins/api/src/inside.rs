@@ -5,7 +5,8 @@
 //! nobody wrote, the keywords themselves and the types, is not shown.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use bytes::{BufMut, BytesMut};
 use penstock_types::json::{Fault, Kind, Reader};
@@ -92,6 +93,8 @@ const KEYWORDS: [&str; 33] = [
     "nullable",
     "$comment",
 ];
+/// Keywords for the form of a string, which the values of an `enum` or a `const` may no longer have once they are changed.
+const FORMS: [&str; 4] = ["format", "pattern", "minLength", "maxLength"];
 /// Values of `type` in a schema, and in a tool.
 const TYPES: [&str; 8] = ["object", "array", "string", "number", "integer", "boolean", "null", "function"];
 
@@ -164,67 +167,149 @@ pub(crate) fn change(json: &str, place: Place, edit: &mut dyn FnMut(&mut String)
 
 /// The JSON with the strings that `visit` returns; `None`: it is no JSON.
 fn walked(json: &str, place: Place, visit: &mut Visit<'_>) -> Option<String> {
-    let mut out = BytesMut::with_capacity(json.len());
     let mut reader = Reader::new(json.as_bytes()).ok()?;
-    value(&mut reader, (place, false), visit, &mut out).ok()?;
+    let mut walk = Walk { visit, out: BytesMut::with_capacity(json.len()), changes: 0, cuts: Vec::new() };
+    walk.value(&mut reader, (place, false)).ok()?;
     reader.end().ok()?;
-    String::from_utf8(out.into()).ok()
+    walk.made()
 }
 
-fn value(
-    reader: &mut Reader<'_>,
-    (place, is_name): (Place, bool),
-    visit: &mut Visit<'_>,
-    out: &mut BytesMut,
-) -> Result<(), Fault> {
-    match reader.kind()? {
-        Kind::String => {
-            let text = reader.string()?;
-            let text = visit(is_name, &text).map_or(text, Cow::Owned);
-            write::string(out, &text);
+/// Walk through JSON that writes it anew, with other texts in it.
+struct Walk<'w, 'v> {
+    visit: &'w mut Visit<'v>,
+    out: BytesMut,
+    /// Number of texts that have changed.
+    changes: usize,
+    /// Ranges of `out` that are left out at the end, in one pass.
+    cuts: Vec<Range<usize>>,
+}
+
+/// The `const` of a schema: its JSON, and whether it has changed.
+type Const = Option<(Vec<u8>, bool)>;
+
+impl Walk<'_, '_> {
+    /// Writes a value; returns the `const` of one that is a schema.
+    fn value(&mut self, reader: &mut Reader<'_>, (place, is_name): (Place, bool)) -> Result<Const, Fault> {
+        match reader.kind()? {
+            Kind::String => {
+                let text = reader.string()?;
+                let changed = (self.visit)(is_name, &text);
+                self.changes += usize::from(changed.is_some());
+                write::string(&mut self.out, &changed.map_or(text, Cow::Owned));
+            }
+            Kind::Object => return self.object(reader, place),
+            Kind::Array => self.array(reader, |walk, reader| {
+                walk.value(reader, (place, is_name))?;
+                Ok(true)
+            })?,
+            Kind::Null | Kind::Bool | Kind::Number => self.out.put_slice(reader.raw()?.text.as_bytes()),
         }
-        Kind::Object => {
-            let mut open = b'{';
-            reader.object(|reader, key| {
-                out.put_u8(std::mem::replace(&mut open, b','));
-                if !place.knows(&key) {
-                    visit(true, &key);
-                }
-                write::string(out, &key);
-                out.put_u8(b':');
-                let unique = place == Place::Schema && key == "enum" && reader.kind()? == Kind::Array;
-                if unique { choices(reader, visit, out) } else { value(reader, place.under(&key), visit, out) }
-            })?;
-            out.put_slice(if open == b'{' { b"{}" } else { b"}" });
-        }
-        Kind::Array => {
-            let mut open = b'[';
-            reader.array(|reader, _| {
-                out.put_u8(std::mem::replace(&mut open, b','));
-                value(reader, (place, is_name), visit, out)
-            })?;
-            out.put_slice(if open == b'[' { b"[]" } else { b"]" });
-        }
-        Kind::Null | Kind::Bool | Kind::Number => out.put_slice(reader.raw()?.text.as_bytes()),
+        Ok(None)
     }
-    Ok(())
-}
 
-/// Reads the values of an `enum`, of which no two may be the same: those that have become so are left out.
-fn choices(reader: &mut Reader<'_>, visit: &mut Visit<'_>, out: &mut BytesMut) -> Result<(), Fault> {
-    let (mut open, mut seen) = (b'[', HashSet::new());
-    reader.array(|reader, _| {
-        let mut one = BytesMut::new();
-        value(reader, (Place::Data, false), visit, &mut one)?;
-        let one = one.freeze();
-        if seen.insert(one.clone()) {
-            out.put_u8(std::mem::replace(&mut open, b','));
-            out.put_slice(&one);
+    fn object(&mut self, reader: &mut Reader<'_>, place: Place) -> Result<Const, Fault> {
+        let (mut open, mut count) = (b'{', 0);
+        let (mut forms, mut has_changed, mut fixed) = (Vec::new(), false, None);
+        reader.object(|reader, key| {
+            self.out.put_u8(std::mem::replace(&mut open, b','));
+            if !place.knows(&key) {
+                (self.visit)(true, &key);
+            }
+            let start = self.out.len();
+            write::string(&mut self.out, &key);
+            self.out.put_u8(b':');
+            let (kind, changes, at) = (reader.kind()?, self.changes, self.out.len());
+            match &*key {
+                "enum" if place == Place::Schema && kind == Kind::Array => self.choices(reader)?,
+                "oneOf" | "anyOf" if place == Place::Schema && kind == Kind::Array => self.alternatives(reader)?,
+                _ => drop(self.value(reader, place.under(&key))?),
+            }
+            if place == Place::Schema {
+                let is_changed = self.changes > changes;
+                if key == "const" {
+                    fixed = Some((self.out[at..].to_vec(), is_changed));
+                }
+                has_changed |= is_changed && ["enum", "const"].contains(&&*key);
+                if FORMS.contains(&&*key) && !matches!(kind, Kind::Object | Kind::Array) {
+                    forms.push((count, start..self.out.len()));
+                }
+            }
+            count += 1;
+            Ok(())
+        })?;
+        self.out.put_slice(if open == b'{' { b"{}" } else { b"}" });
+        if has_changed {
+            // Each with a comma: the one in front, or behind the first members of the object.
+            let cuts = forms.into_iter().enumerate().map(|(at, (place, Range { start, end }))| match at == place {
+                true => start..end + 1,
+                false => start - 1..end,
+            });
+            self.cuts.extend(cuts);
         }
+        Ok(fixed)
+    }
+
+    /// Writes an array of those elements for which `element` returns true.
+    fn array(
+        &mut self,
+        reader: &mut Reader<'_>,
+        mut element: impl FnMut(&mut Self, &mut Reader<'_>) -> Result<bool, Fault>,
+    ) -> Result<(), Fault> {
+        let mut open = b'[';
+        reader.array(|reader, _| {
+            let before = self.out.len();
+            self.out.put_u8(open);
+            match element(self, reader)? {
+                true => open = b',',
+                false => {
+                    self.out.truncate(before);
+                    while self.cuts.last().is_some_and(|cut| cut.start >= before) {
+                        self.cuts.pop();
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        self.out.put_slice(if open == b'[' { b"[]" } else { b"]" });
         Ok(())
-    })?;
-    out.put_slice(if open == b'[' { b"[]" } else { b"]" });
-    Ok(())
+    }
+
+    /// Writes the values of an `enum`, of which no two may be the same: those that have become so are left out.
+    fn choices(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
+        let mut seen = HashSet::new();
+        self.array(reader, |walk, reader| {
+            let start = walk.out.len();
+            walk.value(reader, (Place::Data, false))?;
+            Ok(seen.insert(walk.out[start..].to_vec()))
+        })
+    }
+
+    /// Writes the schemas of a `oneOf` or `anyOf`. Those whose `const` has become the same as an earlier one's are left out: a
+    /// value of that kind would be of more than one.
+    fn alternatives(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
+        let mut seen: HashMap<Vec<u8>, bool> = HashMap::new();
+        self.array(reader, |walk, reader| {
+            let Some((fixed, is_changed)) = walk.value(reader, (Place::Schema, false))? else { return Ok(true) };
+            let is_same = seen.get(&fixed).is_some_and(|earlier| *earlier || is_changed);
+            *seen.entry(fixed).or_default() |= is_changed;
+            Ok(!is_same)
+        })
+    }
+
+    /// The JSON without what is left out of it.
+    fn made(mut self) -> Option<String> {
+        if self.cuts.is_empty() {
+            return String::from_utf8(self.out.into()).ok();
+        }
+        self.cuts.sort_unstable_by_key(|cut| cut.start);
+        let (mut kept, mut from) = (Vec::with_capacity(self.out.len()), 0);
+        for cut in self.cuts {
+            kept.extend_from_slice(&self.out[from..cut.start]);
+            from = cut.end;
+        }
+        kept.extend_from_slice(&self.out[from..]);
+        String::from_utf8(kept).ok()
+    }
 }
 
 #[cfg(test)]
@@ -271,6 +356,38 @@ mod tests {
             "<f <f> </f>",
             r#"{"triggers":["<f"],"structures":[{"begin":"<f>","schema":{"title":"T"},"end":"</f>"}]}"#,
         );
+    }
+
+    #[test]
+    fn a_schema_whose_values_change_can_still_be_met() {
+        check(
+            Place::Schema,
+            r#"{"format":"email","maxLength":6,"type":"string","minLength":6,"enum":["a@b.de"],"pattern":"@"}"#,
+            "email @",
+            r#"{"type":"string","enum":["A@B.DE"]}"#,
+        );
+        check(Place::Schema, r#"{"pattern":"^a","const":"a"}"#, "^a", r#"{"const":"A"}"#);
+        // What does not change keeps its form, inside of what does too.
+        check(
+            Place::Schema,
+            r#"{"anyOf":[{"format":"f","enum":["A",1]},{"const":"b","not":{"minLength":2,"const":3},"maxLength":1}],"title":"t","pattern":"p"}"#,
+            "f p",
+            r#"{"anyOf":[{"format":"f","enum":["A",1]},{"const":"B","not":{"minLength":2,"const":3}}],"title":"T","pattern":"p"}"#,
+        );
+    }
+
+    #[test]
+    fn constants_that_become_the_same_are_there_once() {
+        let constants = |first: &str, rest: &str| format!(r#"{{"oneOf":[{{"const":"{first}","title":"1"}}{rest}]}}"#);
+        for (first, second) in [("a", "A"), ("A", "a"), ("a", "a")] {
+            let other =
+                format!(r#",{{"pattern":"p","const":"{second}","title":"2"}},{{"const":"B"}},{{"type":"null"}}"#);
+            let rest = r#",{"const":"B"},{"type":"null"}"#;
+            check(Place::Schema, &constants(first, &other), "p", &constants("A", rest));
+        }
+        // The client's own are the client's.
+        let own = r#"{"oneOf":[{"const":"A"},{"const":"A"}],"title":""#;
+        check(Place::Schema, &format!("{own}t\"}}"), "", &format!("{own}T\"}}"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub mod text;
 mod verdict;
 
 pub use context::{AnswerHead, EndFacts, Outcome, Parts, RequestContext, RequestInfo};
-pub use host::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, ModelAnswer};
+pub use host::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, Limited, ModelAnswer};
 pub use plugin::{Hooks, Kind, Needs, Plugin, Sees};
 pub use settings::{SettingFault, Settings, Surroundings};
 pub use size::{event_bytes, logprob_bytes};

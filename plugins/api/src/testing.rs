@@ -7,13 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
+use penstock_types::error_shape::RATE_LIMIT_REQUESTS;
 use penstock_types::{Ask, ChatEvent, ChatRequest, Decoded, Surface};
 use serde_json::Value;
 
 use crate::context::{RequestContext, RequestInfo};
-use crate::host::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, ModelAnswer};
+use crate::host::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, Limited, ModelAnswer};
 use crate::plugin::{Kind, Plugin};
 use crate::settings::{SettingFault, Settings, Surroundings};
+use crate::verdict::RejectionKind;
 
 /// Surroundings without an environment: the variable `SECRET` is `hunter2`, URLs must begin with `http://`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,6 +61,8 @@ pub struct FakeHost {
     pub slept: Mutex<Vec<Duration>>,
     /// Random bits that the host gives next; zeros when they are used up.
     pub randoms: Mutex<Vec<u64>>,
+    /// True where a limit refuses every question to an embedding model.
+    pub limited: bool,
     /// Background work, for the test to run.
     pub spawned: Mutex<Vec<BoxFuture<()>>>,
     /// Errors of background work that plugins reported.
@@ -79,6 +83,17 @@ impl Host for FakeHost {
     }
 
     async fn embed(&self, _: &str, texts: Vec<String>, _: AskAs) -> Result<Vec<Vec<f32>>, HostError> {
+        if self.limited {
+            return Err(HostError::Limited(Box::new(Limited {
+                rule: "l: requests_per_minute".into(),
+                message: "The limit is reached.".into(),
+                kind: RejectionKind::RateLimited,
+                shape: RATE_LIMIT_REQUESTS,
+                retry: true,
+                retry_after: None,
+                fields: Vec::new(),
+            })));
+        }
         let vector = |text: &String| self.vectors.get(text).cloned();
         let all: Option<Vec<_>> = texts.iter().map(vector).collect();
         all.ok_or_else(|| HostError::Unavailable("no vector for that".into()))

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use penstock_types::{ChatEvent, FinishReason};
 
-use crate::host::BoxFuture;
+use crate::host::{BoxFuture, HostError, Limited};
 
 /// Verdict of a plugin on a request, before any model is asked.
 #[derive(Debug)]
@@ -120,18 +120,25 @@ pub enum After {
 /// Failure of a plugin. The config's `on_fail` decides about the request. The text is for the log, and must hold
 /// nothing of prompts, completions or secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct PluginError(pub String);
+#[error("{text}")]
+pub struct PluginError {
+    /// Text for the log.
+    pub text: String,
+    /// Limit that refused what the plugin asked of a model, and so refuses the request; `None`: no limit did.
+    pub limited: Option<Box<Limited>>,
+}
 
 impl PluginError {
     /// Failure with that text for the log.
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), limited: None }
     }
 }
 
-impl From<crate::host::HostError> for PluginError {
-    fn from(error: crate::host::HostError) -> Self {
-        Self(error.to_string())
+impl From<HostError> for PluginError {
+    fn from(error: HostError) -> Self {
+        let text = error.to_string();
+        let limited = if let HostError::Limited(limited) = error { Some(limited) } else { None };
+        Self { text, limited }
     }
 }

@@ -118,7 +118,7 @@ impl Guarding {
     fn prompt(&mut self, request: &mut RequestContext) -> Result<Result<(), String>, PluginError> {
         let config = self.config.clone();
         let rules = &config.prompt;
-        let (mut blocked, mut masks) = (None, false);
+        let (mut blocked, mut masks, mut named) = (None, 0_usize, 0_usize);
         let noted = &mut self.noted;
         text::each(request.request()?, &mut |writer, text| {
             if !config.writers.contains(&writer) || blocked.is_some() {
@@ -127,7 +127,7 @@ impl Guarding {
             for found in rules.all(text) {
                 let rule = &rules.rules[found.rule];
                 noted.insert(rule.name.clone());
-                masks |= rule.action == Action::Mask;
+                masks += usize::from(rule.action == Action::Mask);
                 if rule.action == Action::Block {
                     blocked = Some(rule.name.clone());
                 }
@@ -136,7 +136,15 @@ impl Guarding {
         if let Some(rule) = blocked {
             return Ok(Err(rule));
         }
-        if masks {
+        if masks > 0 {
+            text::names(request.request()?, &mut |writer, name| {
+                if config.writers.contains(&writer) {
+                    named += rules.all(name).iter().filter(|found| is_masked(rules, found)).count();
+                }
+            });
+        }
+        // Names stay as they are, and an edit that changes nothing would cost the request what is not understood of it.
+        if masks > named {
             text::change(request.edit()?, &mut |writer, form, text| {
                 if config.writers.contains(&writer) {
                     mask(rules, form, text);
@@ -147,10 +155,13 @@ impl Guarding {
     }
 }
 
+fn is_masked(rules: &Rules, found: &Found) -> bool {
+    rules.rules[found.rule].action == Action::Mask
+}
+
 /// Replaces the matches of rules that mask.
 fn mask(rules: &Rules, form: Form, text: &mut String) {
-    let masked = |found: &Found| rules.rules[found.rule].action == Action::Mask;
-    let all: Vec<_> = rules.all(text).into_iter().filter(masked).collect();
+    let all: Vec<_> = rules.all(text).into_iter().filter(|found| is_masked(rules, found)).collect();
     if all.is_empty() {
         return;
     }
@@ -293,6 +304,23 @@ mod tests {
         let Request::Chat(chat) = context.request().expect("read") else { panic!("a chat") };
         assert_eq!(chat.tools[0].description.as_deref(), Some("of the project"));
         assert_eq!(chat.tools[0].parameters.as_deref(), Some(r#"{"default":"a the project"}"#));
+    }
+
+    #[test]
+    fn a_request_with_nothing_to_mask_but_names_is_not_edited() {
+        let all = json!({ "rules": settings()["rules"].clone() });
+        let tool = |name: &str, description: &str| {
+            let schema =
+                json!({ "properties": { "project x": { "pattern": "project y" } }, "required": ["project x"] });
+            let function = json!({ "name": name, "description": description, "parameters": schema });
+            json!({ "tools": [{ "type": "function", "function": function }] })
+        };
+        for (description, is_edited) in [("of us", false), ("of project zeus", true)] {
+            let (verdict, context) = asked_with(&all, &tool("project zeus", description));
+            assert!(matches!(verdict, Ok(Verdict::Pass)), "{verdict:?}");
+            assert!(context.tags.iter().any(|(_, rule)| rule == "codename"), "it is noted");
+            assert_eq!(context.into_parts().request.is_some(), is_edited, "{description}");
+        }
     }
 
     #[test]

@@ -212,22 +212,30 @@ struct Redacting {
 /// Most different values in one request. Each takes about 200 bytes until the answer has ended; a person's request has tens.
 const VALUES_MAX: usize = 10_000;
 
-/// Placeholders that the client's own text uses: label and number of each.
+/// Placeholders that the client's own text uses: the place of the first rule with the label, and the number.
 #[derive(Default)]
-struct Taken(HashSet<(String, u64)>);
+struct Taken(HashSet<(usize, u64)>);
 
 impl Taken {
-    /// Notes the placeholders in `text` that have the label of a rule.
+    /// Notes the placeholders in `text` that have the label of a rule, up to one more than there may be.
     fn note(&mut self, rules: &Rules, text: &str) {
         for inner in text.split('[').skip(1) {
             let Some((name, _)) = inner.split_once(']') else { continue };
             let Some((label, number)) = name.rsplit_once('_') else { continue };
             let Ok(number) = number.parse() else { continue };
-            if rules.rules.iter().any(|rule| rule.name == label) {
-                self.0.insert((label.to_owned(), number));
+            if let Some(place) = place_of(rules, label) {
+                self.0.insert((place, number));
+            }
+            if self.0.len() > VALUES_MAX {
+                return;
             }
         }
     }
+}
+
+/// Place of the first rule with a label.
+fn place_of(rules: &Rules, label: &str) -> Option<usize> {
+    rules.rules.iter().position(|rule| rule.name == label)
 }
 
 /// Placeholders of one request and the values that they stand for. A value costs the same however many there are.
@@ -244,21 +252,18 @@ struct Table {
 
 impl Table {
     /// Placeholder of a value; `None`: the request has too many values.
-    fn placeholder(&mut self, label: &str, value: &str, taken: &Taken) -> Option<&str> {
+    fn placeholder(&mut self, rules: &Rules, label: &str, value: &str, taken: &Taken) -> Option<&str> {
         if !self.placeholders.contains_key(value) {
             if self.placeholders.len() == VALUES_MAX {
                 return None;
             }
-            let mut key = (label.to_owned(), self.numbers.get(label).copied().unwrap_or(0));
-            loop {
-                key.1 += 1;
-                if !taken.0.contains(&key) {
-                    break;
-                }
+            let mut number = self.numbers.get(label).copied().unwrap_or(0) + 1;
+            let place = place_of(rules, label).unwrap_or_default();
+            while taken.0.contains(&(place, number)) {
+                number += 1;
             }
-            let (label, number) = key;
             let name = format!("[{label}_{number}]");
-            self.numbers.insert(label, number);
+            self.numbers.insert(label.to_owned(), number);
             self.longest = self.longest.max(name.len());
             let value: Arc<str> = value.into();
             self.values.insert(name.clone(), value.clone());
@@ -296,11 +301,16 @@ impl Redacting {
         let Config { rules, writers, .. } = &*self.config;
         let (mut any, mut taken, mut named) = (false, Taken::default(), false);
         text::each(request.request()?, &mut |writer, text| {
-            any |= writers.contains(&writer) && !rules.all(text).is_empty();
-            taken.note(rules, text);
+            any = any || (writers.contains(&writer) && !rules.all(text).is_empty());
         });
         if !any {
             return Ok(Ok(Table::default()));
+        }
+        text::each(request.request()?, &mut |_, text| taken.note(rules, text));
+        if taken.0.len() > VALUES_MAX {
+            return Ok(Err(format!(
+                "More than {VALUES_MAX} different texts in the form of placeholders are in this request."
+            )));
         }
         text::names(request.request()?, &mut |writer, name| {
             named |= writers.contains(&writer) && !rules.all(name).is_empty();
@@ -317,7 +327,7 @@ impl Redacting {
             let (mut out, mut from) = (String::with_capacity(text.len()), 0);
             for found in rules.all(text) {
                 let label = &rules.rules[found.rule].name;
-                let Some(placeholder) = table.placeholder(label, &text[found.start..found.end], &taken) else {
+                let Some(placeholder) = table.placeholder(rules, label, &text[found.start..found.end], &taken) else {
                     fits = false;
                     return;
                 };
@@ -496,16 +506,13 @@ mod tests {
     #[test]
     fn a_number_is_tried_once_however_many_values_there_are() {
         let mut table = Table::default();
-        let mut taken = Taken::default();
-        taken.note(
-            &everything(),
-            &(1..=3000).map(|number| format!("[EMAIL_{number}] [OTHER_{number}]")).collect::<String>(),
-        );
+        let (mut taken, rules) = (Taken::default(), everything());
+        taken.note(&rules, &(1..=3000).map(|number| format!("[EMAIL_{number}] [OTHER_{number}]")).collect::<String>());
         assert_eq!(taken.0.len(), 3000, "labels of no rule are nobody's");
         for number in 0..5000 {
             let value = format!("a{number}@b.de");
-            let name = table.placeholder("EMAIL", &value, &taken).expect("fits").to_owned();
-            assert_eq!(table.placeholder("EMAIL", &value, &taken), Some(name.as_str()));
+            let name = table.placeholder(&rules, "EMAIL", &value, &taken).expect("fits").to_owned();
+            assert_eq!(table.placeholder(&rules, "EMAIL", &value, &taken), Some(name.as_str()));
         }
         // Every number up to there was tried, and none of them twice.
         assert_eq!((table.numbers["EMAIL"], table.values.len()), (8000, 5000));
@@ -527,6 +534,31 @@ mod tests {
         let verdict = now(plugin.begin().on_request(&mut context));
         let Ok(Verdict::Reject(refused)) = verdict else { panic!("{verdict:?}") };
         assert!(refused.kind == RejectionKind::Invalid && refused.message.contains("10000"), "{refused:?}");
+    }
+
+    #[test]
+    fn placeholders_of_the_clients_own_are_bounded_where_they_are_noted() {
+        let placeholders = |count: usize| (1..=count).map(|at| format!("[IP_{at}]")).collect::<String>();
+        let said = |prompt: String| asked(&json!({ "messages": [{ "role": "user", "content": prompt }] })).0;
+        let most = placeholders(VALUES_MAX);
+        assert!(matches!(said(most.clone() + " 10.0.0.1"), Ok(Verdict::Pass)));
+        let more = placeholders(VALUES_MAX + 1);
+        assert!(matches!(said(more.clone()), Ok(Verdict::Pass)), "nothing is replaced");
+        let verdict = said(more + " 10.0.0.1");
+        let Ok(Verdict::Reject(refused)) = verdict else { panic!("{verdict:?}") };
+        assert!(refused.kind == RejectionKind::Invalid && refused.message.contains("placeholders"), "{refused:?}");
+        let mut taken = Taken::default();
+        taken.note(&everything(), &most.repeat(2));
+        assert_eq!(taken.0.len(), VALUES_MAX);
+        taken.note(&everything(), &placeholders(20 * VALUES_MAX));
+        assert_eq!(taken.0.len(), VALUES_MAX + 1);
+    }
+
+    #[test]
+    fn kinds_of_one_label_share_their_numbers() {
+        let settings = json!({ "kinds": ["email"], "patterns": { "email": "\\bmail of [a-z]+\\b" } });
+        let (prompt, _) = redacted(&settings, "[EMAIL_1] mail of ann, a@b.de");
+        assert_eq!(prompt, "[EMAIL_1] [EMAIL_2], [EMAIL_3]");
     }
 
     fn asked(body: &Value) -> (Result<Verdict, PluginError>, RequestContext) {

@@ -13,8 +13,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::HeaderValue;
 use penstock_plugins::{
-    AnswerHead, AskAs, Flow, Hooks, Host, Kind, Needs, Plugin, PluginError, Rejection, RequestContext, Sees, Settings,
-    Verdict,
+    AnswerHead, AskAs, Flow, Hooks, Host, HostError, Kind, Needs, Plugin, PluginError, Rejection, RequestContext, Sees,
+    Settings, Verdict,
 };
 use penstock_types::{ChatEvent, ChatRequest, Request, Role};
 
@@ -186,7 +186,11 @@ impl Hooks for Caching {
             return Ok(Verdict::Pass);
         };
         let host = request.host.clone();
-        let vectors = host.embed(&config.model, vec![text], config.ask_as).await?;
+        let vectors = match host.embed(&config.model, vec![text], config.ask_as).await {
+            // The limit is of the cache's own question; without the cache the request needs no answer to it.
+            Err(HostError::Limited(_)) => return Ok(Verdict::Pass),
+            vectors => vectors?,
+        };
         let vector = vectors.into_iter().next().and_then(normal);
         let vector = vector.ok_or_else(|| PluginError::new("the model's vector has no length"))?;
         if looks {
@@ -285,6 +289,14 @@ mod tests {
         assert!(given(&asked("France's capital?", json!({}))).is_none(), "and not too long ago");
         assert!(ask(&plugin, &host, "zero", json!({})).is_err());
         assert!(ask(&plugin, &host, "who knows", json!({})).is_err());
+    }
+
+    #[test]
+    fn a_request_goes_on_where_a_limit_refuses_the_vector() {
+        let (plugin, mut host) = (build(&SemanticCache, &json!({ "model": "e" })).expect("valid"), host());
+        Arc::get_mut(&mut host).expect("the only one").limited = true;
+        let verdict = ask(&plugin, &host, "capital of France?", json!({}));
+        assert!(matches!(verdict, Ok(Verdict::Pass)), "{verdict:?}");
     }
 
     #[test]

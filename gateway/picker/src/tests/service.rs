@@ -224,18 +224,27 @@ async fn a_service_that_ends_takes_no_streams_and_waits_for_no_watch() {
     let service = Service::of(double());
     let proxy = Proxy::of(&service).await;
     let said = |status: ServingStatus| framed(&HealthCheckResponse { status: status as i32 });
-    let asked = framed(&HealthCheckRequest { service: "readiness".into() });
-    let (answer, _stream) = proxy.call("grpc.health.v1.Health/Watch", asked.to_vec(), false).await;
-    let mut watched = timeout(PATIENCE, answer).await.expect("in time").expect("a head").into_body();
-    let next = timeout(PATIENCE, watched.data()).await.expect("in time");
-    assert_eq!(next.expect("a status").expect("bytes"), said(ServingStatus::Serving));
+    let mut watches = Vec::new();
+    for name in ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"] {
+        let asked = framed(&HealthCheckRequest { service: name.into() });
+        let (answer, stream) = proxy.call("grpc.health.v1.Health/Watch", asked.to_vec(), false).await;
+        let mut watched = timeout(PATIENCE, answer).await.expect("in time").expect("a head").into_body();
+        let next = timeout(PATIENCE, watched.data()).await.expect("in time");
+        assert_eq!(next.expect("a status").expect("bytes"), said(ServingStatus::Serving), "{name}");
+        watches.push((name, watched, stream));
+    }
     let (answer, mut stream) = proxy.ask(messages([request(), body()]), false).await;
     let mut open = replied(answer).await;
 
     service.running.leave(PATIENCE);
-    let next = timeout(PATIENCE, watched.data()).await.expect("in time");
-    assert_eq!(next.expect("a status").expect("bytes"), said(ServingStatus::NotServing));
-    assert!(timeout(PATIENCE, watched.data()).await.expect("in time").is_none(), "the watch ends");
+    for (name, watched, _stream) in &mut watches {
+        let mut next = timeout(PATIENCE, watched.data()).await.expect("in time");
+        if *name != "liveness" {
+            assert_eq!(next.expect("a status").expect("bytes"), said(ServingStatus::NotServing), "{name}");
+            next = timeout(PATIENCE, watched.data()).await.expect("in time");
+        }
+        assert!(next.is_none(), "the watch of {name:?} ends");
+    }
     let until = Deadline::now() + PATIENCE;
     while TcpStream::connect(service.address).await.is_ok() || proxy.send.clone().ready().await.is_ok() {
         assert!(Deadline::now() < until, "new connections and streams are taken");

@@ -55,16 +55,21 @@ impl Chain {
     }
 
     async fn run(&self, principal: &Arc<Principal>, call: &mut Call, info: Arc<RequestInfo>) -> Result<Asked, Failure> {
-        let host = Arc::new(RequestHost::new(self.hub.clone(), principal.clone()));
+        let host = || RequestHost::new(self.hub.clone(), principal.clone()).from(info.client);
         let headers = without_credentials(std::mem::take(&mut call.headers));
-        let mut context =
-            RequestContext::new(info.clone(), headers, std::mem::take(&mut call.tags), call.body.clone(), host);
+        let mut context = RequestContext::new(
+            info.clone(),
+            headers,
+            std::mem::take(&mut call.tags),
+            call.body.clone(),
+            Arc::new(host()),
+        );
         let mut shell = Shell::new(info.clone(), self.metrics.clone());
         let mut answer = None;
         let mut clock = shell.began;
         for link in self.matching(&info) {
             let reports = Reports::new(&self.hub, &link.entry.id, &self.metrics);
-            context.host = Arc::new(RequestHost::new(self.hub.clone(), principal.clone()).reporting(reports));
+            context.host = Arc::new(host().reporting(reports));
             match self.step(link, &mut context, call, &mut shell, &mut clock).await {
                 Ok(Verdict::Pass) => {}
                 Ok(Verdict::Answer(given)) => {
@@ -121,6 +126,7 @@ impl Chain {
             Ok(Verdict::Pass) => "pass",
             Ok(Verdict::Answer(_)) => "answer",
             Ok(Verdict::Reject(_)) => "reject",
+            Err(broke) if broke.is_refusal() => "reject",
             Err(_) => "failed",
         };
         let began = std::mem::replace(clock, Instant::now());

@@ -1,13 +1,16 @@
 //! Services of this process for plugins, in the name of one request.
 
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
-use penstock_plugins::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, ModelAnswer};
+use penstock_plugins::{
+    AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, Limited, ModelAnswer, RejectionKind,
+};
 use penstock_proto::ErrorKind;
 use penstock_types::{Bounds, ChatEvent, ChatRequest, EmbedRequest, Prompt, Request, Surface, peek};
 use tokio::time::{Instant, timeout};
@@ -40,6 +43,8 @@ const PLUGINS: &str = "plugins";
 pub(super) struct RequestHost {
     hub: Arc<Hub>,
     caller: Arc<Principal>,
+    /// Address of the caller's client; `None`: it is not known.
+    client: Option<IpAddr>,
     /// Reports of failures in the background; `None`: there is no background.
     reports: Option<Reports>,
 }
@@ -70,7 +75,12 @@ impl Reports {
 
 impl RequestHost {
     pub(super) fn new(hub: Arc<Hub>, caller: Arc<Principal>) -> Self {
-        Self { hub, caller, reports: None }
+        Self { hub, caller, client: None, reports: None }
+    }
+
+    /// The host for the request of a client at that address.
+    pub(super) fn from(self, client: Option<IpAddr>) -> Self {
+        Self { client, ..self }
     }
 
     /// The host for one plugin, whose failures in the background are reported.
@@ -78,13 +88,14 @@ impl RequestHost {
         Self { reports: Some(reports), ..self }
     }
 
-    fn principal(&self, ask_as: AskAs) -> Arc<Principal> {
+    /// Principal and address in whose name a model is asked.
+    fn asker(&self, ask_as: AskAs) -> (Arc<Principal>, Option<IpAddr>) {
         match ask_as {
-            AskAs::Caller => self.caller.clone(),
+            AskAs::Caller => (self.caller.clone(), self.client),
             AskAs::Plugin => {
                 let mut principal = Principal::default();
                 principal.key = Some(PLUGINS.into());
-                Arc::new(principal)
+                (Arc::new(principal), None)
             }
         }
     }
@@ -101,8 +112,10 @@ impl RequestHost {
         let mut call = call.map_err(said)?;
         // Read whatever the provider speaks, and shown to no plugin: so none can ask itself.
         (call.own, call.asked_by_plugin) = (true, true);
+        let (principal, client) = self.asker(ask_as);
+        call.client = client;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
-        models.events(&self.principal(ask_as), call, deadline.into_std()).await.map_err(said)
+        models.events(&principal, call, deadline.into_std()).await.map_err(said)
     }
 }
 
@@ -111,8 +124,19 @@ fn failed(who: &str, failure: &Failure) -> HostError {
     if failure.kind == ErrorKind::DeadlineExceeded {
         return HostError::Timeout(who.to_owned());
     }
-    let refused_by = failure.refusal.as_ref().map(|refusal| &*refusal.rule);
-    let detail = failure.log.as_deref().or(refused_by).unwrap_or_default();
+    if let Some(refusal) = &failure.refusal {
+        let is_uncounted = failure.kind == ErrorKind::Unavailable;
+        return HostError::Limited(Box::new(Limited {
+            rule: refusal.rule.clone(),
+            message: failure.message.to_string(),
+            kind: if is_uncounted { RejectionKind::Unavailable } else { RejectionKind::RateLimited },
+            shape: failure.shape(),
+            retry: refusal.retry,
+            retry_after: failure.retry_after,
+            fields: refusal.fields.clone(),
+        }));
+    }
+    let detail = failure.log.as_deref().unwrap_or_default();
     HostError::Failed(format!("{who}: {:?} {detail}", failure.kind))
 }
 
@@ -121,11 +145,10 @@ async fn forwarded(
     entry: &Entry,
     path: &str,
     body: Bytes,
-    principal: &Principal,
+    asker: Asker,
 ) -> Result<HttpAnswer, Box<(HostError, Failure)>> {
     let model = &*entry.name;
     let said = |failure: Failure| Box::new((failed(model, &failure), failure));
-    let asker = Asker::new(principal.tenant(), None);
     let seen = peek(&body, None, &Bounds::default()).map_err(|error| said(error.into()))?;
     let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
     let path = path.strip_prefix("/v1").unwrap_or(path).to_owned();
@@ -189,10 +212,11 @@ impl Host for RequestHost {
 
     async fn operation(&self, path: &str, model: &str, body: Bytes, ask_as: AskAs) -> Result<HttpAnswer, HostError> {
         let models = self.hub.models()?;
-        let principal = self.principal(ask_as);
-        let admitted = models.admit_operation(path, model, &principal).await;
+        let (principal, client) = self.asker(ask_as);
+        let admitted = models.admit_operation(path, model, &principal, client).await;
         let (entry, held) = admitted.map_err(|failure| failed(model, &failure))?;
-        let asked = timeout(ANSWER_TIMEOUT, forwarded(&entry, path, body, &principal)).await;
+        let asked =
+            timeout(ANSWER_TIMEOUT, forwarded(&entry, path, body, Asker::new(principal.tenant(), client))).await;
         let asked = asked.unwrap_or_else(|_| {
             let message = "The operation was not answered in time.";
             Err(Box::new((HostError::Timeout(model.to_owned()), Failure::new(ErrorKind::DeadlineExceeded, message))))
@@ -271,6 +295,7 @@ mod tests {
     use penstock_config::{Members, Overrides, load};
     use penstock_store::{Entry as Noted, EntryFilter, Order, Page, Sqlite, SqliteOptions, Store};
     use penstock_telemetry::AccessLog;
+    use penstock_types::{Message, Role};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -322,6 +347,33 @@ requests_per_day = 2
         }
     }
 
+    /// Clients without a key are told apart by their addresses, in what is asked for them too: an operation or a chat.
+    #[tokio::test]
+    async fn what_is_asked_for_callers_without_a_key_counts_by_their_address() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let text = CONFIG.replace("ADDRESS", &listener.local_addr().expect("bound").to_string());
+        let text = text.replace("by = \"key\"", "by = \"address\"").replace("_per_day = 2", "_per_day = 1");
+        tokio::spawn(provider(listener));
+        let config = load(Some(("test.toml", &text)), &Overrides::default(), &|_| None).expect("valid");
+        let providers = penstock_provider::all(&Members::default().providers(&config.providers)).expect("valid");
+        let log = AccessLog::open("off").expect("nothing is opened");
+        let gateway = Gateway::new(config, log, Vec::new(), providers).shared();
+        let host =
+            |last| RequestHost::new(gateway.hub.clone(), Arc::default()).from(Some(IpAddr::from([192, 0, 2, last])));
+        for last in [1, 2] {
+            let message = Message { role: Role::User, content: Some("hi".into()), ..Message::default() };
+            let body = r#"{"model":"judge","input":"fine"}"#;
+            let first = host(last).operation("/v1/moderations", "judge", body.into(), AskAs::Caller).await;
+            assert_eq!(first.expect("an address of its own").status, 200);
+            let chat = ChatRequest::new("judge".to_owned(), vec![message]);
+            let again = host(last).chat(chat, AskAs::Caller).await;
+            assert!(
+                matches!(&again, Err(HostError::Limited(limited)) if limited.message.contains("address")),
+                "{again:?}"
+            );
+        }
+    }
+
     #[tokio::test]
     async fn an_operation_passes_limits_and_ledger() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -347,8 +399,9 @@ requests_per_day = 2
         let cut = ask("x", AskAs::Caller).await;
         assert!(matches!(&cut, Err(HostError::Failed(why)) if why.starts_with("judge: ")), "{cut:?}");
         let refused = ask("fine", AskAs::Caller).await;
-        let is_limits = |why: &str| why.contains("RateLimited") && why.contains("twice");
-        assert!(matches!(&refused, Err(HostError::Failed(why)) if is_limits(why)), "{refused:?}");
+        let Err(HostError::Limited(limited)) = &refused else { panic!("{refused:?}") };
+        assert_eq!((limited.rule.as_str(), limited.shape.status), ("twice: requests_per_day", 429));
+        assert!(limited.fields.iter().any(|(name, _)| name == "retry-after-ms"), "{limited:?}");
         assert_eq!(ask("fine", AskAs::Plugin).await.expect("its own key").status, 200);
 
         let mut noted: Vec<_> = entries(store.as_ref(), 4).await;

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -54,7 +55,7 @@ pub(crate) trait Models: Send + Sync {
     ) -> Result<Vec<ChatEvent>, Failure>;
 
     /// Model of that name, as the principal may use it, and the reservation of one operation at URL `path` that no dialect here
-    /// reads; the caller closes the reservation by the operation's end.
+    /// reads; the caller closes the reservation by the operation's end. `from`: address of the client in whose name it is.
     ///
     /// # Errors
     /// There is no such model, or a limit leaves no room.
@@ -63,6 +64,7 @@ pub(crate) trait Models: Send + Sync {
         path: &str,
         model: &str,
         principal: &Principal,
+        from: Option<IpAddr>,
     ) -> Result<(Entry, Option<Reservation>), Failure>;
 
     /// Plugins of the config in force.

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_plugins::{Answer, EndFacts, Hooks, Outcome, PluginError, Rejection, RejectionKind, RequestInfo, Sees};
+use penstock_plugins::{
+    Answer, EndFacts, Hooks, Limited, Outcome, PluginError, Rejection, RejectionKind, RequestInfo, Sees,
+};
 use penstock_proto::ErrorKind;
 use penstock_types::{AnswerMeta, Decoded, FaultClass, Surface};
 
 use super::convert::{Converter, usage_of};
 use super::flow::{Around, Replay};
-use penstock_base::error::{Failure, UpstreamAnswer};
+use penstock_base::error::{Failure, LimitRefusal, UpstreamAnswer};
 use penstock_config::{OnFail, PluginConfig};
 use penstock_telemetry::{Metric, Metrics};
 use penstock_types::ask::Variant;
@@ -60,14 +62,30 @@ impl Broke {
     /// Reason in one word, and detail for the log.
     pub(super) fn told(self, entry: &PluginConfig) -> (&'static str, String) {
         match self {
-            Broke::Error(error) => ("error", error.0),
+            Broke::Error(error) => ("error", error.text),
             Broke::Panic(panic) => ("panic", panic),
             Broke::Timeout => ("timeout", format!("no end within {} ms", entry.timeout.as_millis())),
         }
     }
 
-    /// Counts and logs the failure; an error where the request must not go on without the plugin.
-    pub(super) fn handled(self, entry: &PluginConfig, hook: &'static str, metrics: &Metrics) -> Result<(), Failure> {
+    /// Returns true if a limit refuses what the plugin asked of a model: the plugin has not failed.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Broke::Error(error) if error.limited.is_some())
+    }
+
+    /// Counts and logs the failure; an error where the request must not go on without the plugin. A limit's refusal of what
+    /// the plugin asked of a model is the request's: no judge has seen it.
+    pub(super) fn handled(
+        mut self,
+        entry: &PluginConfig,
+        hook: &'static str,
+        metrics: &Metrics,
+    ) -> Result<(), Failure> {
+        if let Broke::Error(error) = &mut self
+            && let Some(limited) = error.limited.take()
+        {
+            return Err(limited_by(*limited, &entry.id, hook));
+        }
         let (reason, detail) = self.told(entry);
         metrics.count(Metric::PluginFailures, &[("plugin", &*entry.id), ("hook", hook), ("reason", reason)]);
         let id = &*entry.id;
@@ -226,17 +244,30 @@ pub(super) fn closed(id: &str) -> Failure {
     Failure::new(ErrorKind::Internal, message)
 }
 
-/// Failure for the client, made of a plugin's refusal.
-pub(super) fn refused(rejection: Rejection) -> Failure {
-    let Rejection { kind, status, message, body, headers, log } = rejection;
-    let mut failure = match kind {
+/// Failure for the client where a limit refuses what a plugin asked of a model in that hook. An answer that was made before
+/// is not asked for again by itself, since each repetition may be billed.
+fn limited_by(limited: Limited, id: &str, hook: &'static str) -> Failure {
+    let Limited { rule, message, kind, shape, retry, retry_after, fields } = limited;
+    let log = format!("limit {rule}, of what the plugin {id:?} asks in {hook}");
+    let refusal = Some(Box::new(LimitRefusal { rule, retry: retry && hook == "request", fields }));
+    Failure { shape: Some(Box::new(shape)), retry_after, refusal, ..of_kind(kind, message) }.log(log)
+}
+
+fn of_kind(kind: RejectionKind, message: String) -> Failure {
+    match kind {
         RejectionKind::Content => Failure::content(message),
         RejectionKind::Invalid => Failure::new(ErrorKind::InvalidRequest, message),
         RejectionKind::Forbidden => Failure::new(ErrorKind::Forbidden, message),
         RejectionKind::RateLimited => Failure::new(ErrorKind::RateLimited, message),
         RejectionKind::Unavailable => Failure::new(ErrorKind::Unavailable, message),
         RejectionKind::Internal => Failure::new(ErrorKind::Internal, message),
-    };
+    }
+}
+
+/// Failure for the client, made of a plugin's refusal.
+pub(super) fn refused(rejection: Rejection) -> Failure {
+    let Rejection { kind, status, message, body, headers, log } = rejection;
+    let mut failure = of_kind(kind, message);
     if let Some(log) = log {
         failure = failure.log(log);
     }
@@ -248,4 +279,58 @@ pub(super) fn refused(rejection: Rejection) -> Failure {
         failure.upstream = Some(Box::new(answer));
     }
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::{HeaderName, HeaderValue};
+    use penstock_plugins::HostError;
+    use penstock_types::error_shape::RATE_LIMIT_TOKENS;
+
+    use super::super::tests::entry_of;
+    use super::*;
+
+    /// Plugin that does nothing.
+    struct Idle;
+
+    impl penstock_plugins::Plugin for Idle {
+        fn begin(&self) -> Box<dyn Hooks> {
+            Box::new(Self)
+        }
+    }
+
+    impl Hooks for Idle {}
+
+    /// A judge that may not be asked has judged nothing: neither is the plugin broken, nor does the request go on unjudged.
+    #[test]
+    fn a_limit_that_refuses_what_a_plugin_asks_refuses_the_request() {
+        let field = (HeaderName::from_static("retry-after-ms"), HeaderValue::from_static("7000"));
+        for (hook, retry) in [("request", true), ("event", false)] {
+            for on_fail in [OnFail::Open, OnFail::Closed] {
+                let limited = Limited {
+                    rule: "l: tokens_per_minute".into(),
+                    message: "The limit is reached.".into(),
+                    kind: RejectionKind::RateLimited,
+                    shape: RATE_LIMIT_TOKENS,
+                    retry: true,
+                    retry_after: Some(Duration::from_secs(7)),
+                    fields: vec![field.clone()],
+                };
+                let broke = Broke::Error(HostError::Limited(Box::new(limited)).into());
+                assert!(broke.is_refusal());
+                let (metrics, entry) = (Metrics::default(), entry_of("judge", Arc::new(Idle), on_fail));
+                let failure = broke.handled(&entry, hook, &metrics).expect_err("refused");
+                assert_eq!((failure.shape(), &*failure.message), (RATE_LIMIT_TOKENS, "The limit is reached."));
+                assert_eq!((failure.should_retry(), failure.retry_after_seconds()), (retry, Some(7)), "{hook}");
+                let refusal = failure.refusal.expect("a limit's");
+                assert_eq!(
+                    (refusal.rule.as_str(), refusal.fields.as_slice()),
+                    ("l: tokens_per_minute", &[field.clone()][..])
+                );
+                assert!(!metrics.render(&[]).contains("penstock_plugin_failures_total{"), "the plugin has not failed");
+            }
+        }
+    }
 }
