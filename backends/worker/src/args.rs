@@ -130,6 +130,12 @@ pub struct WorkerArgs {
     /// Number of workers that share this machine's memory.
     #[arg(long, default_value_t = 1, hide = true)]
     pub machine_share: u64,
+    /// The number of --machine-share is the most that there may be: it follows the load.
+    #[arg(long, hide = true)]
+    pub machine_share_varies: bool,
+    /// End where the GPU of --device auto has too little room, instead of computing on the CPU: workers that are to end still hold it.
+    #[arg(long, hide = true)]
+    pub keep_to_gpu: bool,
     /// Let the gateway on the Unix socket load and unload adapters, from any folder that this process may read.
     #[arg(long, hide = true)]
     pub adapter_orders: bool,
@@ -228,6 +234,8 @@ impl WorkerArgs {
             batch_tokens: self.batch_tokens,
             prompt_lookup: usize::from(self.prompt_lookup),
             machine_share: self.machine_share,
+            machine_share_varies: self.machine_share_varies,
+            keeps_to_gpu: self.keep_to_gpu,
             // Gateways elsewhere share no memory.
             weights: (self.shared_weights && matches!(self.listen, Address::Unix(_))).then(weights::offered).flatten(),
         }

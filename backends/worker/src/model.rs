@@ -99,6 +99,10 @@ pub struct ModelOptions {
     pub prompt_lookup: usize,
     /// Workers that share this machine's memory; 0 and 1: this one alone.
     pub machine_share: u64,
+    /// True if fewer workers than `machine_share` may run: their number follows the load.
+    pub machine_share_varies: bool,
+    /// True if a worker that `auto` has given a GPU without room for it ends, and is started again, instead of taking the CPU.
+    pub keeps_to_gpu: bool,
     /// Memory for packed weights that workers share; `None`: this worker packs its own.
     pub weights: Option<Arc<OwnedFd>>,
 }
@@ -107,6 +111,11 @@ impl ModelOptions {
     /// Returns true if there are adapters from the start, by whatever way.
     fn has_adapters(&self) -> bool {
         !self.adapters.is_empty() || !self.ordered_adapters.is_empty()
+    }
+
+    /// Returns true if the worker computes on the CPU where others hold the GPU that it has been given.
+    fn gives_way(&self) -> bool {
+        self.device == DeviceChoice::Auto && !self.keeps_to_gpu
     }
 }
 
@@ -143,7 +152,7 @@ pub(crate) fn load(
     let sizes = sizes(&config);
     let adapter_bytes = adapters::bytes(&adapters).saturating_add(ordered_bytes);
     let place = match place(options, &checkpoint)? {
-        Place::Gpu(gpu) if options.device == DeviceChoice::Auto => {
+        Place::Gpu(gpu) if options.gives_way() => {
             let memory = cuda::memory_bytes(&gpu);
             if_free(gpu, memory, |memory| Plan::new(options, &checkpoint, &config, memory, (adapter_bytes, false)))
         }
@@ -661,6 +670,10 @@ mod tests {
         let (device, error) = ("a GPU".into(), "CUDA_ERROR_DEVICE_UNAVAILABLE".into());
         let exclusive = KernelError::Fault { device, call: "cuDevicePrimaryCtxRetain", error };
         assert!(!takes(&options, Err(exclusive)), "another process holds all of it");
+        // The GPU is about to be free, or another device is no choice: the plan then refuses what has no room.
+        let is_kept = |device, keeps_to_gpu| !ModelOptions { device, keeps_to_gpu, ..Default::default() }.gives_way();
+        assert_eq!([false, true].map(|keeps| is_kept(DeviceChoice::Auto, keeps)), [false, true]);
+        assert!(is_kept(DeviceChoice::Cuda, false));
         let much = ModelOptions { kv_bytes_max: 1 << 30, ..Default::default() };
         assert!(takes(&much, Ok((2 << 30, 64 << 30))) && !takes(&much, Ok((1 << 30, 64 << 30))), "KV of a fixed size");
     }

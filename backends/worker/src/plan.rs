@@ -37,8 +37,9 @@ pub struct Plan {
     pub sequences: usize,
     /// Memory that is available on the machine, within the limits of its cgroups: all workers share it.
     pub available_bytes: u64,
-    /// Memory of the GPU that `gpu_memory_share` leaves to this worker, in bytes, or its part of what all workers of the pool may take; `None`: the worker
-    /// is alone and no share is set, others than the pool's workers hold memory, or another device computes.
+    /// Memory of the GPU that `gpu_memory_share` leaves to this worker, in bytes, or its part of what all workers of the pool may take; `None`: no share is
+    /// set and the worker is alone, KV has a fixed size, or that part is not free or too small for a pool whose number of workers follows the load; or
+    /// another device computes.
     pub share_bytes: Option<u64>,
 }
 
@@ -66,9 +67,14 @@ impl Plan {
         let share_bytes = match (memory.bound, options.gpu_memory_share) {
             (Bound::Device(total), Some(share)) => Some((total as f64 * share) as u64),
             // Workers that start together all see the same memory, so each takes its part of the whole. Where that is not free, others than these hold
-            // memory, and each takes its part of what it sees.
-            (Bound::Device(total), None) if share > 1 => {
-                Some(total / 100 * DEVICE_KV_PERCENT / share).filter(|part| *part <= memory.available)
+            // memory, and each takes its part of what it sees: several that start at that moment may plan for more than there is, and those that come too
+            // late are refused the memory, end, and plan with what is left when they are started again. Of workers whose number follows the load, few may
+            // run: a part without room for one of them bounds nothing.
+            (Bound::Device(total), None) if share > 1 && options.kv_bytes_max == 0 => {
+                let part = total / 100 * DEVICE_KV_PERCENT / share;
+                let least = taken.saturating_add(page);
+                let bounds = part <= memory.available && (part >= least || !options.machine_share_varies);
+                bounds.then_some(part)
             }
             _ => None,
         };
@@ -91,7 +97,7 @@ impl Plan {
             let affordable = (free / 100 * percent).min(left);
             let affordable = usize::try_from(affordable / page).unwrap_or(usize::MAX);
             let useful = context.saturating_mul(engine.sequences_max).saturating_mul(2);
-            // On a CPU all workers see the same memory, most of which none has touched yet; on a GPU each one has its share, or sees what those before it left.
+            // On a CPU all workers see the same memory, most of which none has touched yet; on a GPU each one has its share, or takes a part of what it finds free.
             let sharing = if matches!(memory.bound, Bound::Device(_)) { 1 } else { share };
             let whole = usize::try_from(left / 100 * WHOLE_PERCENT / sharing / page).unwrap_or(usize::MAX);
             affordable.min(useful).max(context.min(whole)).max(1)
@@ -341,6 +347,28 @@ mod tests {
         let (small, memory) = plan(least * 2, least * 2, 2);
         let refused = small.refuse_device(memory).expect_err("two have no room").to_string();
         assert!(refused.contains("all workers of the pool share 90 %"), "{refused}");
+        // Of KV of a fixed size each may have as much as there is room for: a part of 90 % is for KV that is chosen.
+        let room = |options: &ModelOptions, total: u64| {
+            let memory = Memory { available: total, bound: Bound::Device(total) };
+            let engine = EngineConfig { sequences_max: 256, ..engine_config(options, checkpoint.config()) };
+            Plan::new(options, &checkpoint, &engine, memory, (0, false))
+        };
+        let fixed = |kv_bytes_max| ModelOptions { machine_share: 2, kv_bytes_max, ..Default::default() };
+        let (total, kv) = (least * 10, least * 38 / 10);
+        let (half, all) = (room(&fixed(kv), total), room(&fixed(kv * 3), total));
+        assert!(half.fits() && half.total_bytes() > total / 100 * 45 && half.total_bytes() * 2 <= total, "{half:?}");
+        assert!(!all.fits(), "{all:?}");
+        // Few of the workers that there may be have room where all had none, and each has KV.
+        let varies =
+            |machine_share_varies| ModelOptions { machine_share: 8, machine_share_varies, ..Default::default() };
+        let few = room(&varies(true), least * 3);
+        assert!(few.fits() && few.kv_bytes > least / 10 && few.total_bytes() * 2 <= least * 3, "{few:?}");
+        assert!(!room(&varies(false), least * 3).fits());
+        assert_eq!(
+            room(&varies(true), least * 40).kv_bytes,
+            room(&varies(false), least * 40).kv_bytes,
+            "a part bounds KV"
+        );
         // Another process holds most of the memory.
         let (beside, memory) = plan(least * 100, least * 3, 2);
         assert!(beside.refuse_device(memory).is_ok() && beside.kv_bytes <= least, "{beside:?}");

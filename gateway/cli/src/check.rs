@@ -9,7 +9,8 @@ use penstock_config::{AdapterConfig, DeviceChoice, PoolConfig, Snapshot};
 use penstock_pool::Follow;
 use penstock_pool::weights_cache::WeightsCache;
 use penstock_proxy::descriptors::{self, Share};
-use penstock_proxy::{fleet, start_checks};
+use penstock_proxy::fleet;
+use penstock_proxy::start_checks::{self, Asker};
 use penstock_relay::TargetConfig;
 use penstock_worker::inspect::{self, Summary};
 use penstock_worker::{AdapterSource, ModelOptions, Plan, WorkerError};
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     show_server(&config);
     let state_dir = state_dir(&config)?;
     show_weights_cache(&config, &state_dir);
-    let mut faults = start_checks::faults(&config, &state_dir);
+    let mut faults = start_checks::faults(&config, &state_dir, Asker::Person);
     faults.extend(log::check(&config.log_level).err().map(|error| format!("log.level: {error:#}")));
     let command = worker_command(std::env::current_exe().context("the path of this program")?, String::new());
     let mut on_gpu = Vec::new();
@@ -100,6 +101,7 @@ pub(crate) fn options(pool: &PoolConfig) -> Result<ModelOptions, WorkerError> {
         sequences_max: pool.sequences_max as usize,
         prompt_lookup: pool.prompt_lookup as usize,
         machine_share: workers_max(pool) as u64,
+        machine_share_varies: pool.replicas.follow == Follow::On,
         device: match pool.device {
             DeviceChoice::Auto => penstock_worker::DeviceChoice::Auto,
             DeviceChoice::Cpu => penstock_worker::DeviceChoice::Cpu,
@@ -295,7 +297,8 @@ fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, q
         let again = if shares { each - plan.weights_bytes } else { each };
         again.saturating_mul(workers - 1).saturating_add(each) > plan.available_bytes
     };
-    // Where not even the rest has room, the plan's KV says nothing. On a GPU each worker plans with what those before it have left.
+    // Where not even the rest has room, the plan's KV says nothing. On a GPU it does not count: it is what a worker's share leaves
+    // beside the rest, or a part of what it finds free, and never more than there is.
     let counts_kv = fixes_kv || !(summary.is_gpu || lacks(0));
     let kv = if counts_kv { plan.kv_bytes } else { 0 };
     let each = least.saturating_add(kv);

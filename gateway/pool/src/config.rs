@@ -11,6 +11,7 @@ use penstock_router::replicas::ReplicaLimits;
 use penstock_router::roles::RoleLimits;
 use penstock_router::{Limits, Policy, WORKERS_MAX, Weights};
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +19,14 @@ use std::time::Duration;
 /// Worker processes on this machine.
 ///
 /// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i-SPEC.sock --machine-share COUNT [--cores LIST]
-/// --adapter-orders [--ordered-adapter KEY:NAME=PATH …] --own-session [--shared-weights]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments
+/// [--machine-share-varies] [--keep-to-gpu] --adapter-orders [--ordered-adapter KEY:NAME=PATH …] --own-session [--shared-weights]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments
 /// and identity are equal is adopted instead; it keeps its share of the machine until it is restarted.
 #[derive(Clone, Debug)]
 pub struct LocalWorkers {
     /// Most local workers at a time; each gets this fraction (1/count) of the machine.
     pub count: usize,
+    /// True if fewer than `count` may run: their number follows the load.
+    pub varies: bool,
     /// Path of the worker's program, usually the one that runs now.
     pub program: PathBuf,
     /// Arguments of the worker before those that the supervisor adds: `["worker", "--model", DIR]`.
@@ -38,6 +41,30 @@ pub struct LocalWorkers {
     pub exit_deadline: Duration,
     /// Memory of packed weights, which workers get as their standard input; `None`: each packs its own.
     pub weights: Option<SharedWeights>,
+    /// Workers of other pools that are to end, and hold memory of the GPU until then.
+    pub gpu_leavers: GpuLeavers,
+}
+
+/// Answer to whether workers that are to end still hold memory of the GPU, asked at each start of another one; the default is no.
+#[derive(Clone, Default)]
+pub struct GpuLeavers(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl GpuLeavers {
+    /// Makes the answer that `ask` gives.
+    pub fn new(ask: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(ask)))
+    }
+
+    /// Returns true if there are such workers now.
+    pub fn are_there(&self) -> bool {
+        self.0.as_ref().is_some_and(|ask| ask())
+    }
+}
+
+impl fmt::Debug for GpuLeavers {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("GpuLeavers").finish_non_exhaustive()
+    }
 }
 
 /// Whether a property of the pool (roles, number of workers) follows the load.

@@ -76,12 +76,30 @@ impl LocalWorkers {
 /// # Errors
 /// The directory cannot be looked at, or is not safe.
 pub fn check_state_dir(path: &Path) -> io::Result<()> {
-    let denied = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    owned(&fs::metadata(path)?, rustix::process::geteuid().as_raw())
+}
+
+/// Checks a state directory as [`check_state_dir`] does, for a gateway that another user may run: root is asked about that of a service's user.
+///
+/// # Errors
+/// The directory cannot be looked at, or is not safe.
+pub fn check_state_dir_of_service(path: &Path) -> io::Result<()> {
     let directory = fs::metadata(path)?;
+    owned(&directory, user_of_service(rustix::process::geteuid().as_raw(), directory.uid()))
+}
+
+/// User that is to own a directory of `owner`, where `user` asks.
+fn user_of_service(user: u32, owner: u32) -> u32 {
+    if user == 0 { owner } else { user }
+}
+
+/// Checks that a directory is the user's, and that nobody else may write to it.
+fn owned(directory: &fs::Metadata, user: u32) -> io::Result<()> {
+    let denied = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     if directory.mode() & 0o022 != 0 {
         return denied("users other than the owner may write to the folder");
     }
-    if directory.uid() != rustix::process::geteuid().as_raw() {
+    if directory.uid() != user {
         return denied("the folder belongs to another user");
     }
     Ok(())
@@ -134,12 +152,14 @@ pub(super) fn lock(path: &Path) -> io::Result<Option<File>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::GpuLeavers;
     use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
 
     fn local(dir: &Path) -> LocalWorkers {
         LocalWorkers {
             count: 2,
+            varies: false,
             program: "/bin/sh".into(),
             args: vec!["worker".into()],
             cores: vec![0, 1],
@@ -147,6 +167,7 @@ mod tests {
             identity: "model-a".into(),
             exit_deadline: Duration::from_secs(1),
             weights: None,
+            gpu_leavers: GpuLeavers::default(),
         }
     }
 
@@ -183,7 +204,12 @@ mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(bits)).expect("it is ours");
             assert_eq!(local(&path).prepare_state_dir().is_ok(), is_good, "{bits:o}");
             assert_eq!(check_state_dir(&path).is_ok(), is_good, "{bits:o}");
+            assert_eq!(check_state_dir_of_service(&path).is_ok(), is_good, "{bits:o}");
+            let (directory, other) = (fs::metadata(&path).expect("it is there"), u32::MAX - 2);
+            assert_eq!(owned(&directory, directory.uid()).is_ok(), is_good, "{bits:o}");
+            assert!(owned(&directory, other).is_err(), "{bits:o}: of another user");
         }
+        assert_eq!((user_of_service(0, 990), user_of_service(1000, 990)), (990, 1000), "root checks for the service");
         // One that the gateway makes in such a folder, as in a volume of a cluster, is its own.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o2777)).expect("it is ours");
         assert!(local(&path).prepare_state_dir().is_err());

@@ -59,11 +59,11 @@ mod truth;
 pub mod weights_cache;
 
 pub use adapters::AdapterSource;
-pub use config::{Follow, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
+pub use config::{Follow, GpuLeavers, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
 pub use copies::{Copies, SharedWeights};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent, needs};
-pub use lease::check_state_dir;
+pub use lease::{check_state_dir, check_state_dir_of_service};
 pub use moves::{Cause as MoveCause, MoveError};
 pub use penstock_router::Needs;
 pub use status::{

@@ -95,6 +95,22 @@ pub struct WorkerStatus {
     pub adopted: bool,
 }
 
+impl WorkerStatus {
+    /// Returns true if the worker computes on a GPU, by what it last said of itself; `None`: it has said nothing yet.
+    pub fn is_on_gpu(&self) -> Option<bool> {
+        match (&self.phase, self.device.as_str()) {
+            (WorkerPhase::Stopped, _) => Some(false),
+            (_, "") => None,
+            (_, device) => Some(device.starts_with("cuda ")),
+        }
+    }
+
+    /// Returns true if the worker is a process of this machine that this gateway has started or adopted.
+    pub fn is_local(&self) -> bool {
+        self.adopted || self.starts > 0
+    }
+}
+
 /// Adapter that a worker has loaded, as it announced it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadedAdapter {
@@ -389,6 +405,16 @@ mod tests {
             starts: 0,
             adopted: false,
         }
+    }
+
+    #[test]
+    fn a_worker_is_on_a_gpu_as_it_says() {
+        let on_gpu = |phase, device: &str| WorkerStatus { device: device.into(), ..worker(phase, false) }.is_on_gpu();
+        assert_eq!(on_gpu(WorkerPhase::Starting, ""), None);
+        assert_eq!(on_gpu(WorkerPhase::Ready, "cuda NVIDIA H100 80GB HBM3"), Some(true));
+        assert_eq!(on_gpu(WorkerPhase::Draining, "cuda NVIDIA H100 80GB HBM3"), Some(true));
+        assert_eq!(on_gpu(WorkerPhase::Ready, "cpu avx512"), Some(false));
+        assert_eq!(on_gpu(WorkerPhase::Stopped, "cuda NVIDIA H100 80GB HBM3"), Some(false), "it has no process");
     }
 
     #[test]

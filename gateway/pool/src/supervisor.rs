@@ -357,7 +357,7 @@ impl Supervisor {
         command.arg0(WORKER_NAME);
         command.args(&self.local.args).arg("--listen").arg(format!("unix://{}", self.file("sock").display()));
         let place = self.place();
-        command.args(&place).args(self.adapters.arguments()).arg("--own-session");
+        command.args(&place).args(self.conditions()).args(self.adapters.arguments()).arg("--own-session");
         let (weights, stdin) = match &self.copy {
             Some(copy) => {
                 command.arg("--shared-weights");
@@ -372,6 +372,14 @@ impl Supervisor {
         info!(worker = %self.name, pid, log = %log_path.display(), "worker started");
         let (since, witness) = (Instant::now(), Witness::new(pid));
         Ok(Running { pidfd, pid, child: Some(child), adopted: false, displaced: false, since, witness })
+    }
+
+    /// What a new process has to know of the pool's other workers and of those that are to end, as command line arguments. No other process is looked for
+    /// because of them.
+    fn conditions(&self) -> Vec<&'static str> {
+        let LocalWorkers { varies, gpu_leavers, .. } = &self.local;
+        let varies = varies.then_some("--machine-share-varies");
+        varies.into_iter().chain(gpu_leavers.are_there().then_some("--keep-to-gpu")).collect()
     }
 
     /// The worker's share of the machine, as command line arguments.

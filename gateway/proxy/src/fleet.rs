@@ -7,6 +7,7 @@
 //! both: no weights are loaded twice, also where the number of workers grows or shrinks. The workers' shares of the
 //! machine are set again when the old pool has gone.
 
+mod gpu;
 mod settings;
 mod slot;
 #[cfg(test)]
@@ -22,7 +23,7 @@ use penstock_text::TextModel;
 use penstock_types::{TokenizeInput, TokenizeRequest};
 
 use penstock_base::error::Failure;
-use penstock_config::{PoolConfig, Snapshot};
+use penstock_config::{DeviceChoice, PoolConfig, Snapshot};
 use penstock_generate::PoolUpstream;
 use penstock_pool::weights_cache::{CopyLayout, EntryKey, WeightsCache};
 use penstock_pool::{AdapterSource, Copies, FleetRuntime, Leave, Pool};
@@ -102,14 +103,24 @@ struct State {
     running: Vec<Running>,
     /// Pools that left the config and are being drained.
     leaving: Vec<Pool>,
+    /// Pools that leave or are replaced by the plan that is being carried out.
+    going: Vec<Pool>,
     /// Counter of replacements: a replacement that a later one overtook finds another number and gives up.
     turns: u64,
 }
 
-/// Pool of the config in force, with its replacement if one is being made ready.
+impl State {
+    /// Pools that end as soon as they can: those that left the config, and those whose replacements are being made ready.
+    fn to_end(&self) -> impl Iterator<Item = &Pool> {
+        let replaced = self.running.iter().filter(|running| running.next.is_some()).map(|running| &running.pool);
+        replaced.chain(&self.leaving).chain(&self.going)
+    }
+}
+
 /// End of the identity of workers that replace others which cannot take adapters, so that those are not adopted.
 const APART: &str = " adapters";
 
+/// Pool of the config in force, with its replacement if one is being made ready.
 struct Running {
     config: PoolConfig,
     /// Digest of the model's files when they were read for this pool.
@@ -152,6 +163,17 @@ struct Next {
 
 /// Pools of another config, checked and not started.
 pub struct Plan(Vec<Step>);
+
+impl Plan {
+    /// Returns true if the pool of that id goes on.
+    fn keeps(&self, id: &str) -> bool {
+        self.0.iter().any(|step| match step {
+            Step::Keep(kept, _) => kept == id,
+            Step::Adapt(asked, _) => asked.id == id,
+            Step::Start(_) => false,
+        })
+    }
+}
 
 enum Step {
     Keep(String, Vec<AdapterSource>),
@@ -361,6 +383,9 @@ impl Fleet {
         {
             local.identity.push_str(APART);
         }
+        if let Some(local) = &mut settings.local {
+            local.gpu_leavers = gpu::leavers(&self.state);
+        }
         self.fits(asked, &settings, weights)?;
         Ok(Step::Start(Box::new(Start { config: asked.clone(), files, settings, text })))
     }
@@ -374,11 +399,15 @@ impl Fleet {
         };
         let Some((old, pool)) = found else { return Ok(()) };
         let lacks = pool.lacks(settings).min(asked.workers) as u64;
-        // What the old workers compute on is asked of their config: a file that has gone since leaves it open.
+        // What the old workers may compute on is asked of their config: a file that has gone since leaves it open. What they do compute on they say.
         let is_on_gpu = |config, unknown| (self.command.is_on_gpu)(config).unwrap_or(unknown);
         if lacks > 0 && is_on_gpu(asked, false) {
-            let held = if is_on_gpu(&old, true) { workers_of(&old, &pool) } else { 0 };
-            return fit_on_gpu((&old, held), (asked, lacks)).map_err(|reason| failed(asked, reason));
+            let held = if is_on_gpu(&old, true) { gpu::workers_on(&old, &pool) } else { Some(0) };
+            // New workers that may compute on the CPU, as the old ones do, need room there.
+            let held = held.or((asked.device != DeviceChoice::Auto).then_some(0));
+            if let Some(held) = held {
+                return gpu::fit((&old, held), (asked, lacks)).map_err(|reason| failed(asked, reason));
+            }
         }
         // Workers that share weights need one copy, and none where it is there already.
         let copies = match settings.local.as_ref().and_then(|local| local.weights.as_ref()) {
@@ -407,6 +436,19 @@ impl Fleet {
     /// # Errors
     /// [`FleetError`] of the first pool that cannot be started; then everything is as before.
     pub fn carry_out(&self, plan: Plan) -> Result<(), FleetError> {
+        {
+            // The first worker of a new pool may look before the old pool is said to leave.
+            let mut state = lock(&self.state);
+            let gone = state.running.iter().filter(|running| !plan.keeps(&running.config.id));
+            state.going = gone.flat_map(|gone| [&gone.pool, gone.latest()]).cloned().collect();
+        }
+        let done = self.take(plan);
+        lock(&self.state).going.clear();
+        done
+    }
+
+    /// Takes the steps of a plan.
+    fn take(&self, plan: Plan) -> Result<(), FleetError> {
         let mut started = Vec::new();
         for step in plan.0 {
             match step {
@@ -508,36 +550,6 @@ impl Fleet {
 
 /// Advice where old and new workers of a changed pool have no room beside each other.
 const GIVE_WAY: &str = "take the pool out first, or restart";
-
-/// Number of a pool's workers that have memory now or will have it soon.
-fn workers_of(config: &PoolConfig, pool: &Pool) -> u64 {
-    let status = pool.status();
-    if pool.is_on_demand() && !status.is_ready() {
-        return 0;
-    }
-    status.replicas.as_ref().map_or(config.workers, |replicas| replicas.running) as u64
-}
-
-/// Checks that a GPU has room for `held` workers of one config and `new` ones of another beside each other, whatever each does with its share. A worker
-/// without a share may have all that is free.
-fn fit_on_gpu((old, held): (&PoolConfig, u64), (asked, new): (&PoolConfig, u64)) -> Result<(), String> {
-    const ALL: u64 = 1_000_000;
-    let of = |config: &PoolConfig, workers: u64| config.gpu_memory_millionths.map(|share| u64::from(share) * workers);
-    if held == 0 {
-        return Ok(());
-    }
-    let lacking = "its new workers would start on the GPU whose memory the old ones hold while they still serve";
-    match (of(old, held), of(asked, new)) {
-        (Some(old), Some(new)) if old + new <= ALL => Ok(()),
-        (Some(old), Some(new)) => {
-            let all = (old + new) as f64 / ALL as f64;
-            Err(format!(
-                "{lacking}, and the gpu_memory_share of all of them is {all} together, more than 1: {GIVE_WAY}"
-            ))
-        }
-        _ => Err(format!("{lacking}, and not both have a gpu_memory_share: {GIVE_WAY}")),
-    }
-}
 
 /// Cache of packed weights that a config asks for; without one the gateway serves all the same.
 fn weights_cache(config: &Snapshot, command: &WorkerCommand) -> Option<WeightsCache> {

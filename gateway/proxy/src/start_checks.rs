@@ -22,12 +22,21 @@ const CAPTURE: &str = "capture";
 /// SQLite's name for a database in memory.
 const IN_MEMORY: &str = ":memory:";
 
+/// Who looks for faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// The gateway, before it starts.
+    Gateway,
+    /// A person, perhaps as root and for a gateway that another user runs.
+    Person,
+}
+
 /// Every fault that keeps a gateway with this config from starting on this machine, as text for people: the key, then
 /// the reason.
-pub fn faults(config: &Snapshot, state_dir: &Path) -> Vec<String> {
+pub fn faults(config: &Snapshot, state_dir: &Path, asker: Asker) -> Vec<String> {
     let mut found = Vec::new();
     let mut note = |key: &str, done: Result<(), String>| found.extend(done.err().map(|why| format!("{key}: {why}")));
-    note("server.state_dir", folder(state_dir).and_then(|()| own(config, state_dir)));
+    note("server.state_dir", folder(state_dir).and_then(|()| own(config, state_dir, asker)));
     note("server.listen", address(config.listen));
     if let Some(path) = &config.unix {
         note("server.unix", beside(path));
@@ -102,12 +111,16 @@ fn folder(path: &Path) -> Result<(), String> {
     enter(if nearest.as_os_str().is_empty() { Path::new(".") } else { nearest }).map_err(|error| said(path, error))
 }
 
-/// Checks that the state folder, where it is there, is this user's alone: pools whose workers are started here ask for that.
-fn own(config: &Snapshot, state_dir: &Path) -> Result<(), String> {
+/// Checks that the state folder, where it is there, is the gateway's user's alone: pools whose workers are started here ask for that.
+fn own(config: &Snapshot, state_dir: &Path, asker: Asker) -> Result<(), String> {
     if config.pools.iter().all(|pool| !pool.connect.is_empty()) || fs::symlink_metadata(state_dir).is_err() {
         return Ok(());
     }
-    penstock_pool::check_state_dir(state_dir).map_err(|error| said(state_dir, error))
+    let checked = match asker {
+        Asker::Gateway => penstock_pool::check_state_dir(state_dir),
+        Asker::Person => penstock_pool::check_state_dir_of_service(state_dir),
+    };
+    checked.map_err(|error| said(state_dir, error))
 }
 
 /// Checks that files can be made in a folder.
@@ -195,14 +208,14 @@ mod tests {
                 format!("[[providers]]\nid = \"p\"\nbase_url = \"https://127.0.0.1:1\"\nmodels = [\"m\"]\n{text}");
             load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("valid in itself")
         };
-        assert_eq!(faults(&config(""), &base.join("made/later")), Vec::<String>::new());
+        assert_eq!(faults(&config(""), &base.join("made/later"), Asker::Gateway), Vec::<String>::new());
         let good = format!(
             "[log]\naccess = {:?}\n[store]\npath = \":memory:\"\n\
              [[plugins]]\nname = \"capture\"\nsettings = {{ path = {:?} }}\n",
             base.join("new.log"),
             base.join("captured")
         );
-        assert_eq!(faults(&config(&good), &base), Vec::<String>::new());
+        assert_eq!(faults(&config(&good), &base, Asker::Gateway), Vec::<String>::new());
         let made = ["new.log", "captured", "made"].map(|name| base.join(name).exists());
         assert_eq!(made, [false; 3], "nothing is made");
 
@@ -214,7 +227,7 @@ mod tests {
              settings = {{ path = \"/nowhere/captured\" }}\n",
             blocked.join("admin.sock")
         );
-        let said = faults(&config(&bad), &blocked.join("state"));
+        let said = faults(&config(&bad), &blocked.join("state"), Asker::Gateway);
         let keys: Vec<_> = said.iter().map(|line| line.split(": ").next().unwrap_or_default()).collect();
         let wanted = [
             "server.state_dir",
@@ -241,7 +254,11 @@ mod tests {
         fs::create_dir_all(&base).expect("a folder");
         let found = |text: &str, state: &Path, bits| {
             fs::set_permissions(&base, fs::Permissions::from_mode(bits)).expect("it is ours");
-            faults(&load(Some(("p.toml", text)), &Overrides::default(), &|_| None).expect("valid in itself"), state)
+            faults(
+                &load(Some(("p.toml", text)), &Overrides::default(), &|_| None).expect("valid in itself"),
+                state,
+                Asker::Gateway,
+            )
         };
         let local = "[[pools]]\nid = \"a\"\n[[pools]]\nid = \"b\"\nconnect = [\"unix:/b\"]\n";
         let elsewhere = "[[pools]]\nid = \"a\"\nconnect = [\"unix:/a\"]\n";
@@ -265,7 +282,11 @@ mod tests {
             let text = format!(
                 "[[pools]]\nid = \"a\"\nconnect = [\"unix:/a\"]\n[[pools]]\nid = \"b\"\nconnect = [\"unix:/b\"]\nrecord = {record:?}\n"
             );
-            faults(&load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("valid in itself"), &base)
+            faults(
+                &load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("valid in itself"),
+                &base,
+                Asker::Gateway,
+            )
         };
         assert_eq!(found(&base.join("decisions.jsonl")), Vec::<String>::new());
         assert!(!base.join("decisions.jsonl").exists(), "nothing is made");

@@ -11,7 +11,7 @@ pub mod relay;
 
 use penstock_grammar::{CacheSizes, Grammars, TokenText, Vocabulary};
 use penstock_link::TlsFiles;
-use penstock_pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
+use penstock_pool::{FleetRuntime, GpuLeavers, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
 use penstock_proto::frames::{FinishReason, Pooling, Sampling};
 use penstock_vocabulary::TokenBytes;
 use rustix::process::{Pid, Signal, kill_process};
@@ -213,6 +213,7 @@ pub fn patient(config: &mut PoolConfig) {
 pub fn local(binary: &str, dir: &Dir, count: usize, args: &[&str]) -> LocalWorkers {
     LocalWorkers {
         count,
+        varies: false,
         program: binary.into(),
         args: args.iter().map(Into::into).collect(),
         cores: Vec::new(),
@@ -220,6 +221,7 @@ pub fn local(binary: &str, dir: &Dir, count: usize, args: &[&str]) -> LocalWorke
         identity: String::new(),
         exit_deadline: Duration::from_secs(10),
         weights: None,
+        gpu_leavers: GpuLeavers::default(),
     }
 }
 

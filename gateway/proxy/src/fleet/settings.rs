@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
 use penstock_config::{AdapterConfig, Parser, PoolConfig, TaskChoice};
-use penstock_pool::{AdapterSource, Copies, Follow, LocalWorkers, ReplicaConfig, SharedWeights};
+use penstock_pool::{AdapterSource, Copies, Follow, GpuLeavers, LocalWorkers, ReplicaConfig, SharedWeights};
 
 /// Text side of a pool's model: tokenizer, template, defaults.
 pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
@@ -139,6 +139,7 @@ pub(super) fn settings(
         let seats = if asked.replicas.follow == Follow::On { asked.replicas.max } else { asked.workers };
         settings.local = Some(LocalWorkers {
             count: seats,
+            varies: asked.replicas.follow == Follow::On,
             program: command.program.clone(),
             args: (command.args)(asked),
             cores: cores.to_vec(),
@@ -146,6 +147,7 @@ pub(super) fn settings(
             identity: identity_of(asked, command),
             exit_deadline: Duration::from_secs(5),
             weights: asked.shared_weights.then(|| shared_weights(asked, command, copies.clone())),
+            gpu_leavers: GpuLeavers::default(),
         });
     }
     Ok(settings)

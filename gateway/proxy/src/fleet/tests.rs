@@ -1,4 +1,5 @@
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use penstock_config::{DeviceChoice, Overrides};
@@ -124,4 +125,55 @@ fn new_workers_of_a_changed_pool_start_beside_the_old_ones_only_where_both_have_
     check(cuda, &format!("{cuda}\nqueue_max = 9"), None);
     check("device = \"cpu\"", cuda, None);
     check(cuda, "device = \"cpu\"", Some("GB are free"));
+}
+
+/// Lines that the stand-ins of workers wrote, of the pool of that id: their arguments.
+fn starts(log: &Path, pool: &str) -> Vec<String> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let socket = format!("/{pool}-0-");
+    text.lines().filter(|line| line.contains(&socket)).map(str::to_owned).collect()
+}
+
+/// Waits for what comes within seconds.
+fn soon(what: &str, mut is_there: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_there() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::park_timeout(LOOK);
+    }
+}
+
+#[test]
+fn workers_wait_for_the_gpu_of_a_pool_that_ends_and_take_the_cpu_where_none_does() {
+    let scratch = Scratch::new("leavers");
+    let (log, worker) = (scratch.0.join("starts"), scratch.0.join("worker.sh"));
+    // Workers of the first pool stay; those of the others end at once, as ones without room do.
+    let script =
+        format!("#!/bin/sh\necho \"$*\" >> {}\ncase \"$*\" in */own-0-*) exec sleep 600;; esac\n", log.display());
+    fs::write(&worker, script).expect("written");
+    fs::set_permissions(&worker, fs::Permissions::from_mode(0o700)).expect("it is ours");
+    let command = WorkerCommand { program: worker, inspect: |_| Ok(1), is_on_gpu: |_| Ok(true), ..command() };
+    let waits = |line: &String| line.contains("--keep-to-gpu");
+
+    let own = scratch.pool("");
+    let named = |id: &str| {
+        let pools = vec![PoolConfig { id: id.into(), ..own.pools[0].clone() }];
+        Snapshot { pools, ..own.clone() }
+    };
+    let fleet = Fleet::start(&own, command).expect("started");
+    soon("the first pool's worker runs", || {
+        fleet.pools().iter().all(|(_, pool)| pool.status().workers.iter().any(penstock_pool::WorkerStatus::is_local))
+    });
+    assert_eq!(starts(&log, "own").iter().filter(|line| waits(line)).count(), 0, "{:?}", starts(&log, "own"));
+
+    // A request that the first pool still answers.
+    let open = fleet.upstreams();
+    let plan = fleet.plan(&named("other")).expect("it is no reason to refuse the config");
+    fleet.carry_out(plan).expect("started");
+    soon("it is started again", || starts(&log, "other").len() > 1);
+    assert!(starts(&log, "other").iter().all(waits), "from the first start on: {:?}", starts(&log, "other"));
+    drop(open);
+    soon("none is about to end", || starts(&log, "other").iter().any(|line| !waits(line)));
+    assert!(lock(&fleet.state).to_end().next().is_none());
+    fleet.stop(Leave::Exit, Duration::ZERO);
 }
