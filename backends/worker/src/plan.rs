@@ -359,8 +359,12 @@ mod tests {
         assert!(half.fits() && half.total_bytes() > total / 100 * 45 && half.total_bytes() * 2 <= total, "{half:?}");
         assert!(!all.fits(), "{all:?}");
         // Few of the workers that there may be have room where all had none, and each has KV.
-        let varies =
-            |machine_share_varies| ModelOptions { machine_share: 8, machine_share_varies, ..Default::default() };
+        let varies = |machine_share_varies| ModelOptions {
+            context_tokens: 512,
+            machine_share: 8,
+            machine_share_varies,
+            ..Default::default()
+        };
         let few = room(&varies(true), least * 3);
         assert!(few.fits() && few.kv_bytes > least / 10 && few.total_bytes() * 2 <= least * 3, "{few:?}");
         assert!(!room(&varies(false), least * 3).fits());
