@@ -145,11 +145,13 @@ def test_one_upgrade_right_behind_another(tmp_path):
 def test_connections_in_use_go_over(tmp_path):
     """A client that keeps its connection is told to open another one, and never finds it closed under its request."""
     with Many() as many, upgradable(tmp_path, workers=0, config=quick(many)) as gateway:
-        stop, failures, closes = threading.Event(), [], []
+        stop, failures, closes, connected = threading.Event(), [], [], []
 
         def use():
             body = {"model": "m", "messages": user("hi")}
             with httpx.Client(timeout=30) as client:
+                client.post(f"{gateway.url}/v1/chat/completions", json=body)
+                connected.append(True)
                 while not stop.is_set():
                     try:
                         answer = client.post(f"{gateway.url}/v1/chat/completions", json=body)
@@ -164,6 +166,7 @@ def test_connections_in_use_go_over(tmp_path):
         for one in users:
             one.start()
         try:
+            wait_until(lambda: len(connected) == len(users), "each has a connection")
             upgrade(gateway)
             wait_until(lambda: gateway.process.poll() is not None, "the old one ends")
         finally:
