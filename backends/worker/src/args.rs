@@ -2,7 +2,8 @@
 
 use crate::adapters::{AdapterSource, OrderedSource};
 use crate::config::{Build, TierOptions, WorkerConfig};
-use crate::model::{DeviceChoice, ModelOptions, build};
+use crate::model::build;
+use crate::options::{DeviceChoice, ModelOptions};
 use crate::run;
 use crate::transfer::STREAMS_MAX;
 use crate::weights;

@@ -1,7 +1,9 @@
 //! Throughput of a model on this machine, beside the machine's limits: for `penstock bench`.
 
 use crate::config::WorkerError;
-use crate::model::{DEMO_MODEL, ModelOptions, Place, device, model_name, open, place};
+use crate::model::{DEMO_MODEL, model_name, open};
+use crate::options::ModelOptions;
+use crate::place::{Place, device, place};
 use crate::weights::{self, Shared};
 use penstock_engine::checkpoint::{Checkpoint, Work};
 use penstock_engine::measure::Measure;

@@ -4,7 +4,9 @@
 use crate::adapters::{self, Named};
 use crate::config::WorkerError;
 use crate::gpu::{self, Monitor};
-use crate::model::{ModelOptions, Place, device, engine_config, open, place, sizes};
+use crate::model::open;
+use crate::options::{ModelOptions, engine_config, sizes};
+use crate::place::{Place, device, place};
 use crate::plan::{Plan, bound_name};
 use crate::weights;
 use penstock_engine::models::Model;
@@ -206,7 +208,7 @@ pub fn cpu_paths() -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::DeviceChoice;
+    use crate::options::DeviceChoice;
 
     #[test]
     fn the_demo_model_is_summed_up() {

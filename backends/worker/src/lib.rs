@@ -27,6 +27,8 @@ mod inbox;
 pub mod inspect;
 mod listen;
 mod model;
+mod options;
+mod place;
 mod plan;
 mod session;
 mod shelf;
@@ -41,7 +43,8 @@ mod weights;
 pub use adapters::{AdapterSource, OrderedSource};
 pub use args::{WorkerArgs, main};
 pub use config::{Build, ReadyInfo, TierOptions, WorkerConfig, WorkerError};
-pub use model::{DEMO_MODEL, DeviceChoice, ModelOptions, build};
+pub use model::{DEMO_MODEL, build};
+pub use options::{DeviceChoice, ModelOptions};
 pub use plan::Plan;
 pub use shelf::Shelf;
 

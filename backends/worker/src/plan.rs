@@ -1,7 +1,7 @@
 //! The memory plan of a worker: weights, activations, KV, and what is left of the memory that there is.
 
 use crate::config::WorkerError;
-use crate::model::{DeviceChoice, ModelOptions, engine_config, sizes};
+use crate::options::{DeviceChoice, ModelOptions, engine_config, sizes};
 use penstock_engine::EngineConfig;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;

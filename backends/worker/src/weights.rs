@@ -10,7 +10,7 @@
 //! `penstock_kernels::host`.
 
 use crate::config::WorkerError;
-use crate::model::ModelOptions;
+use crate::options::ModelOptions;
 use object::Object;
 use object::read::elf::ElfFile64;
 use penstock_engine::checkpoint::Checkpoint;

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::config::WorkerConfig;
-use crate::model::{ModelOptions, build};
+use crate::model::build;
+use crate::options::ModelOptions;
 use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, Guide, GuideKind, Pooling, Ready, Sampling};
 use penstock_proto::{Address, Capability, Epoch, ErrorKind, GatewayId, SessionId};
 use tokio::runtime::Runtime;

@@ -1,7 +1,8 @@
 //! Orders against what an engine with the demo model then holds.
 
 use super::*;
-use crate::model::{ModelOptions, build};
+use crate::model::build;
+use crate::options::ModelOptions;
 use penstock_proto::frames::{Cancel, ChoiceStart, Generate, Sampling};
 use proptest::prelude::*;
 use std::collections::BTreeSet;

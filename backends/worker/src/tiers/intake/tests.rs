@@ -2,7 +2,8 @@
 
 use super::super::level::{Level, Medium};
 use super::*;
-use crate::model::{ModelOptions, load};
+use crate::model::load;
+use crate::options::ModelOptions;
 use penstock_kv::TierPool;
 use penstock_kv::tier::Link;
 use penstock_proto::frames::{Cancel, ChoiceStart, Sampling, Tier};
