@@ -131,10 +131,10 @@ pub struct WorkerArgs {
     /// Number of workers that share this machine's memory.
     #[arg(long, default_value_t = 1, hide = true)]
     pub machine_share: u64,
-    /// The number of --machine-share is the most that there may be: it follows the load.
+    /// Take --machine-share as the most workers that may run: their number follows the load.
     #[arg(long, hide = true)]
     pub machine_share_varies: bool,
-    /// End where the GPU of --device auto has too little room, instead of computing on the CPU: workers that are to end still hold it.
+    /// With --device auto, end instead of computing on the CPU if the GPU has too little room: workers that are to end still hold its memory.
     #[arg(long, hide = true)]
     pub keep_to_gpu: bool,
     /// Let the gateway on the Unix socket load and unload adapters, from any folder that this process may read.

@@ -155,8 +155,7 @@ impl Failure {
     /// memory: a retry is not advised.
     pub fn unheld(mut self) -> Self {
         if !std::mem::replace(&mut self.unheld, true) {
-            self.message =
-                format!("{} The answer was made: a repetition may be billed once more.", self.message).into();
+            self.message = format!("{} The answer was already made: a retry may be billed again.", self.message).into();
         }
         self.retry_after = None;
         self

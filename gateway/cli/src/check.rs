@@ -10,7 +10,7 @@ use penstock_pool::Follow;
 use penstock_pool::weights_cache::WeightsCache;
 use penstock_proxy::descriptors::{self, Share};
 use penstock_proxy::fleet;
-use penstock_proxy::start_checks::{self, Asker};
+use penstock_proxy::start_checks::{self, CheckedBy};
 use penstock_relay::TargetConfig;
 use penstock_worker::inspect::{self, Summary};
 use penstock_worker::{AdapterSource, ModelOptions, Plan, WorkerError};
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     show_server(&config);
     let state_dir = state_dir(&config)?;
     show_weights_cache(&config, &state_dir);
-    let mut faults = start_checks::faults(&config, &state_dir, Asker::Person);
+    let mut faults = start_checks::faults(&config, &state_dir, CheckedBy::Person);
     faults.extend(log::check(&config.log_level).err().map(|error| format!("log.level: {error:#}")));
     let command = worker_command(std::env::current_exe().context("the path of this program")?, String::new());
     let mut on_gpu = Vec::new();

@@ -15,7 +15,7 @@ use penstock_pool::weights_cache::CopyLayout;
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::reload::{self, Begin, Live, Source};
 use penstock_proxy::server::Listeners;
-use penstock_proxy::start_checks::{self, Asker};
+use penstock_proxy::start_checks::{self, CheckedBy};
 use penstock_proxy::upgrade::{self, Prepared, StateLock};
 use penstock_proxy::{Gateway, descriptors, server, stored};
 use penstock_telemetry::AccessLog;
@@ -177,7 +177,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         }
     }
     let state_dir = state_dir(&config)?;
-    let faults = start_checks::faults(&config, &state_dir, Asker::Gateway);
+    let faults = start_checks::faults(&config, &state_dir, CheckedBy::Gateway);
     if !faults.is_empty() {
         anyhow::bail!("it cannot be served:\n{}", faults.join("\n"));
     }

@@ -131,8 +131,8 @@ fn of_workers(pool: &PoolConfig) -> impl Iterator<Item = (&'static str, &'static
 /// Fault of a setting of workers in a pool whose workers are started elsewhere. `option`: what stands for it on their command line.
 fn elsewhere(option: &str) -> String {
     let instead = match option {
-        "" => "those share no weights through this gateway".to_owned(),
-        option => format!("theirs is on their own command line: penstock worker {option}"),
+        "" => "workers of connect share no weights through this gateway".to_owned(),
+        option => format!("set it on each worker's own command line: penstock worker {option}"),
     };
     format!("is for workers that are started here, not those of connect; {instead}")
 }

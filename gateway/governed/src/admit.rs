@@ -203,7 +203,7 @@ pub async fn admit_plain(
     let strict = limits.iter().find(|limit| limit.needs_tokens() && limit.unmetered == Unmetered::Refuse);
     match (plain.uses, strict) {
         (Uses::Unknown, Some(limit)) => {
-            return Err(unmetered(limit, "what this operation uses cannot be counted"));
+            return Err(unmetered(limit, "its tokens and cost cannot be counted"));
         }
         (Uses::Unknown, None) | (Uses::Nothing | Uses::ByPlugin, _) => {}
     }

@@ -68,7 +68,7 @@ const END_MAX: Duration = Duration::from_secs(10);
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// Services that a health check may name: the process until it ends, that it lives, and that it can choose.
+/// Services that a health check may name: the process until it is to end, `liveness` for as long as it lives, and two names for whether it can choose.
 const SERVICES: [&str; 4] = ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"];
 
 /// Status codes of gRPC.

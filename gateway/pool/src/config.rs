@@ -19,8 +19,9 @@ use std::time::Duration;
 /// Worker processes on this machine.
 ///
 /// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i-SPEC.sock --machine-share COUNT [--cores LIST]
-/// [--machine-share-varies] [--keep-to-gpu] --adapter-orders [--ordered-adapter KEY:NAME=PATH …] --own-session [--shared-weights]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments
-/// and identity are equal is adopted instead; it keeps its share of the machine until it is restarted.
+/// [--machine-share-varies] [--keep-to-gpu] --adapter-orders [--ordered-adapter KEY:NAME=PATH …] --own-session [--shared-weights]`, with its output
+/// appended to the `.log` beside the socket. A running worker whose program, arguments and identity are equal is adopted instead; it keeps its share of
+/// the machine until it is restarted.
 #[derive(Clone, Debug)]
 pub struct LocalWorkers {
     /// Most local workers at a time; each gets this fraction (1/count) of the machine.
@@ -45,7 +46,7 @@ pub struct LocalWorkers {
     pub gpu_leavers: GpuLeavers,
 }
 
-/// Answer to whether workers that are to end still hold memory of the GPU, asked at each start of another one; the default is no.
+/// Test of whether workers of other pools that are to end still hold memory of the GPU, made at each start of a worker. By default none do.
 #[derive(Clone, Default)]
 pub struct GpuLeavers(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 

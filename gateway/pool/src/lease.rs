@@ -79,7 +79,7 @@ pub fn check_state_dir(path: &Path) -> io::Result<()> {
     owned(&fs::metadata(path)?, rustix::process::geteuid().as_raw())
 }
 
-/// Checks a state directory as [`check_state_dir`] does, for a gateway that another user may run: root is asked about that of a service's user.
+/// Checks a state directory as [`check_state_dir`] does, but accepts any owner where root asks: the gateway may run as a service's user.
 ///
 /// # Errors
 /// The directory cannot be looked at, or is not safe.

@@ -374,8 +374,8 @@ impl Supervisor {
         Ok(Running { pidfd, pid, child: Some(child), adopted: false, displaced: false, since, witness })
     }
 
-    /// What a new process has to know of the pool's other workers and of those that are to end, as command line arguments. No other process is looked for
-    /// because of them.
+    /// Command line arguments about the pool's other workers, and about workers that are to end, for a new process. A running worker is adopted whether or
+    /// not it has them.
     fn conditions(&self) -> Vec<&'static str> {
         let LocalWorkers { varies, gpu_leavers, .. } = &self.local;
         let varies = varies.then_some("--machine-share-varies");

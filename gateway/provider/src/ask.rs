@@ -305,8 +305,8 @@ impl Provider {
         failure.retry_after(Duration::from_secs(1)).log(format!("{}: in_flight_max", self.config.id))
     }
 
-    /// Failure of a fault: what concerns the gateway's key or account is said to the client in the gateway's own words, and in
-    /// the provider's to the log alone; no message holds a key.
+    /// Failure for a provider's fault. A fault of the gateway's key or account is told to the client in the gateway's own words,
+    /// and in the provider's words to the log alone. No message holds a key.
     pub(super) fn told(&self, fault: ProviderFault) -> Failure {
         let (class, message) = (fault.class, self.keys.filtered(fault.message));
         let Some(words) = words_about_us(class) else {

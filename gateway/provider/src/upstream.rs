@@ -87,10 +87,9 @@ impl ProviderUpstream {
     /// another provider made, or this gateway's own models, is translated instead, which leaves the signature out: no
     /// provider accepts it. So is a body for OpenAI with the signature of a call.
     fn passes_on(&self, call: &Call) -> bool {
-        let is_strict = protocol::is_strict(&self.provider.config);
         let is_foreign = || {
             holds_foreign_signature(call.ask.surface, &call.body)
-                || (is_strict && holds_call_signature(call.ask.surface, &call.body))
+                || (protocol::is_strict(&self.provider.config) && holds_call_signature(call.ask.surface, &call.body))
         };
         self.provider.config.protocol.speaks(&call.ask) && !call.own && !is_foreign()
     }

@@ -22,9 +22,9 @@ const CAPTURE: &str = "capture";
 /// SQLite's name for a database in memory.
 const IN_MEMORY: &str = ":memory:";
 
-/// Who looks for faults.
+/// Process that looks for faults: its rights decide what it can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asker {
+pub enum CheckedBy {
     /// The gateway, before it starts.
     Gateway,
     /// A person, perhaps as root and for a gateway that another user runs.
@@ -33,10 +33,10 @@ pub enum Asker {
 
 /// Every fault that keeps a gateway with this config from starting on this machine, as text for people: the key, then
 /// the reason.
-pub fn faults(config: &Snapshot, state_dir: &Path, asker: Asker) -> Vec<String> {
+pub fn faults(config: &Snapshot, state_dir: &Path, by: CheckedBy) -> Vec<String> {
     let mut found = Vec::new();
     let mut note = |key: &str, done: Result<(), String>| found.extend(done.err().map(|why| format!("{key}: {why}")));
-    note("server.state_dir", folder(state_dir).and_then(|()| own(config, state_dir, asker)));
+    note("server.state_dir", folder(state_dir).and_then(|()| own(config, state_dir, by)));
     note("server.listen", address(config.listen));
     if let Some(path) = &config.unix {
         note("server.unix", beside(path));
@@ -111,14 +111,15 @@ fn folder(path: &Path) -> Result<(), String> {
     enter(if nearest.as_os_str().is_empty() { Path::new(".") } else { nearest }).map_err(|error| said(path, error))
 }
 
-/// Checks that the state folder, where it is there, is the gateway's user's alone: pools whose workers are started here ask for that.
-fn own(config: &Snapshot, state_dir: &Path, asker: Asker) -> Result<(), String> {
+/// Checks that the state folder, if it exists, belongs to the gateway's user and that no other user may write to it: workers that are started here
+/// need that.
+fn own(config: &Snapshot, state_dir: &Path, by: CheckedBy) -> Result<(), String> {
     if config.pools.iter().all(|pool| !pool.connect.is_empty()) || fs::symlink_metadata(state_dir).is_err() {
         return Ok(());
     }
-    let checked = match asker {
-        Asker::Gateway => penstock_pool::check_state_dir(state_dir),
-        Asker::Person => penstock_pool::check_state_dir_of_service(state_dir),
+    let checked = match by {
+        CheckedBy::Gateway => penstock_pool::check_state_dir(state_dir),
+        CheckedBy::Person => penstock_pool::check_state_dir_of_service(state_dir),
     };
     checked.map_err(|error| said(state_dir, error))
 }
@@ -208,14 +209,14 @@ mod tests {
                 format!("[[providers]]\nid = \"p\"\nbase_url = \"https://127.0.0.1:1\"\nmodels = [\"m\"]\n{text}");
             load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("valid in itself")
         };
-        assert_eq!(faults(&config(""), &base.join("made/later"), Asker::Gateway), Vec::<String>::new());
+        assert_eq!(faults(&config(""), &base.join("made/later"), CheckedBy::Gateway), Vec::<String>::new());
         let good = format!(
             "[log]\naccess = {:?}\n[store]\npath = \":memory:\"\n\
              [[plugins]]\nname = \"capture\"\nsettings = {{ path = {:?} }}\n",
             base.join("new.log"),
             base.join("captured")
         );
-        assert_eq!(faults(&config(&good), &base, Asker::Gateway), Vec::<String>::new());
+        assert_eq!(faults(&config(&good), &base, CheckedBy::Gateway), Vec::<String>::new());
         let made = ["new.log", "captured", "made"].map(|name| base.join(name).exists());
         assert_eq!(made, [false; 3], "nothing is made");
 
@@ -227,7 +228,7 @@ mod tests {
              settings = {{ path = \"/nowhere/captured\" }}\n",
             blocked.join("admin.sock")
         );
-        let said = faults(&config(&bad), &blocked.join("state"), Asker::Gateway);
+        let said = faults(&config(&bad), &blocked.join("state"), CheckedBy::Gateway);
         let keys: Vec<_> = said.iter().map(|line| line.split(": ").next().unwrap_or_default()).collect();
         let wanted = [
             "server.state_dir",
@@ -257,7 +258,7 @@ mod tests {
             faults(
                 &load(Some(("p.toml", text)), &Overrides::default(), &|_| None).expect("valid in itself"),
                 state,
-                Asker::Gateway,
+                CheckedBy::Gateway,
             )
         };
         let local = "[[pools]]\nid = \"a\"\n[[pools]]\nid = \"b\"\nconnect = [\"unix:/b\"]\n";
@@ -285,7 +286,7 @@ mod tests {
             faults(
                 &load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("valid in itself"),
                 &base,
-                Asker::Gateway,
+                CheckedBy::Gateway,
             )
         };
         assert_eq!(found(&base.join("decisions.jsonl")), Vec::<String>::new());

@@ -10,8 +10,8 @@
 //! Deliberately absent: sockets, clocks and randomness (both are arguments), templates from requests, weights.
 #![forbid(unsafe_code)]
 
-mod added;
-mod around;
+mod added_tokens;
+mod bos_eos;
 mod bounds;
 mod call_ids;
 mod chat;

@@ -11,8 +11,8 @@ use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer};
 
 use crate::{
-    added::Lacking,
-    around::{self, Around, Asked},
+    added_tokens::Lacking,
+    bos_eos::{self, Around, Asked},
     call_ids::CallIds,
     control::{ControlTokens, SpecialNames},
     detokenize::Detokenizer,
@@ -208,7 +208,7 @@ impl TextModel {
             && asked.ends(rules.pooling == VectorPooling::Last)
         {
             let id = name.as_ref().and_then(|name| self.token_id(name));
-            let id = id.ok_or_else(|| around::no_end(name.as_deref()))?;
+            let id = id.ok_or_else(|| bos_eos::no_end(name.as_deref()))?;
             self.around.last = self.around_texts()?[1].is_empty().then_some(id);
         }
         Ok(Self { task, ..self })
@@ -297,8 +297,8 @@ impl TextModel {
 
     /// Beginning of `text` that is short enough to be tokenized: for texts of which the first tokens are kept.
     ///
-    /// Those are the tokens of the whole text unless they take more than 32 bytes each, since the cut lies so far behind them: only at the cut, where a
-    /// word or a letter with its accent may be parted, are tokens others.
+    /// The first tokens of this beginning are those of the whole text, unless they take more than 32 bytes each: the cut lies far behind them. Tokens
+    /// differ only at the cut, which may part a word, or a letter from its accent.
     pub fn head_of<'t>(&self, text: &'t str) -> &'t str {
         &text[..text.floor_char_boundary(self.text_bytes_max)]
     }

@@ -268,8 +268,8 @@ pub struct Course {
 }
 
 impl Course {
-    /// The failure of this gateway to hold an answer of this course, or to write it: a provider's answer was made and may be billed,
-    /// so that a retry is not advised ([`Failure::unheld`]); one of a pool of ours costs its work alone.
+    /// Marks a failure of this gateway to hold or to write an answer of this course. An answer that a provider made may be billed,
+    /// so a retry is not advised ([`Failure::unheld`]). For an answer of a pool of ours the failure stays as it is.
     pub fn not_held(&self, failure: Failure) -> Failure {
         let is_providers = self.target.is_some() && self.worker.is_none();
         if is_providers { failure.unheld() } else { failure }

@@ -463,7 +463,8 @@ impl<'a> Part<'a> {
         unsafe { (self.kernel.run)(&product) };
     }
 
-    /// Computes lines `k` of one panel of integers times one group, into `c` or added to it. The last ones make it the result.
+    /// Multiplies lines `k` of one panel of integers with one group. The first lines begin the sums in `c`, later lines are added to them, and the last
+    /// lines make them the result.
     fn integer_product(&self, operand: &Integral, panel: usize, k: Range<usize>, rows: &Range<usize>, c: &mut [f32]) {
         assert!(rows.len() <= self.kernel.integers.rows_max() && c.len() == rows.len() * 32, "shape of a tile");
         let (form, k_blocks) = (self.section.form().expect("a section of integers"), self.section.k_blocks);

@@ -21,7 +21,7 @@
 
 mod context;
 mod host;
-mod inside;
+mod json_texts;
 mod plugin;
 mod settings;
 mod size;

@@ -10,7 +10,7 @@ use penstock_types::json::{Kind, Reader};
 use penstock_types::request::{ChatRequest, ResponseFormat, Tool};
 use penstock_types::{Message, Part, Prompt, Request, Role};
 
-use crate::inside::{self, Place};
+use crate::json_texts::{self, Place};
 
 /// Writer of a text in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +45,8 @@ pub enum Form {
     Json,
 }
 
-/// Calls `see` with every text and every name, those of tools and schemas first, then in the order of the conversation. A
-/// message of several kinds of parts shows their joined text and the parts.
+/// Calls `see` with every text and every name: those of tools and schemas first, then the names of messages and calls, then
+/// the texts in the order of the conversation. A message of several kinds of parts shows their joined text and the parts.
 pub fn each(request: &Request, see: &mut dyn FnMut(Writer, &str)) {
     offered(request, &mut |_, text| see(Writer::System, text));
     if let Request::Chat(chat) = request {
@@ -95,9 +95,9 @@ pub fn names(request: &Request, see: &mut dyn FnMut(Writer, &str)) {
 fn offered(request: &Request, see: &mut dyn FnMut(bool, &str)) {
     match request {
         Request::Chat(chat) => {
-            chat.tools.iter().for_each(|tool| inside::each(&tool.json, Place::Tool, see));
+            chat.tools.iter().for_each(|tool| json_texts::each(&tool.json, Place::Tool, see));
             format(&chat.response_format, see);
-            chat.template_kwargs.iter().for_each(|json| inside::each(json, Place::Data, see));
+            chat.template_kwargs.iter().for_each(|json| json_texts::each(json, Place::Data, see));
         }
         Request::Complete(complete) => format(&complete.response_format, see),
         Request::Embed(_) | Request::Rerank(_) => {}
@@ -110,11 +110,11 @@ fn format(format: &ResponseFormat, see: &mut dyn FnMut(bool, &str)) {
         ResponseFormat::JsonSchema { name, description, schema, .. } => {
             see(true, name);
             description.iter().for_each(|text| see(false, text));
-            inside::each(schema, Place::Schema, see);
+            json_texts::each(schema, Place::Schema, see);
         }
         ResponseFormat::Choice(choices) => choices.iter().for_each(|text| see(false, text)),
         ResponseFormat::Regex(text) | ResponseFormat::Grammar { text, .. } => see(true, text),
-        ResponseFormat::StructuralTag(json) => inside::each(json, Place::Tag, see),
+        ResponseFormat::StructuralTag(json) => json_texts::each(json, Place::Tag, see),
     }
 }
 
@@ -135,8 +135,8 @@ fn each_of(message: &Message, see: &mut dyn FnMut(Writer, &str)) {
     texts.chain(message.tool_calls.iter().map(|call| &call.arguments)).for_each(|text| see(writer, text));
 }
 
-/// Calls `edit` with every text that is no name, in the order of [`each`], to change it in place. What is offered comes
-/// first, since it stays the same from turn to turn.
+/// Calls `edit` with every text that is no name, to change it in place. What is offered comes first, since it stays the same
+/// from turn to turn.
 pub fn change(request: &mut Request, edit: &mut dyn FnMut(Writer, Form, &mut String)) {
     match request {
         Request::Chat(chat) => {
@@ -168,14 +168,14 @@ fn change_offered(chat: &mut ChatRequest, edit: &mut dyn FnMut(&mut String)) {
 }
 
 fn change_json(json: &mut String, place: Place, edit: &mut dyn FnMut(&mut String)) {
-    if let Some(changed) = inside::change(json, place, edit) {
+    if let Some(changed) = json_texts::change(json, place, edit) {
         *json = changed;
     }
 }
 
 /// Changes the JSON of a tool, and takes its description and its schema from there, so that all three say the same.
 fn change_tool(tool: &mut Tool, edit: &mut dyn FnMut(&mut String)) {
-    let Some(json) = inside::change(&tool.json, Place::Tool, edit) else { return };
+    let Some(json) = json_texts::change(&tool.json, Place::Tool, edit) else { return };
     let (mut description, mut parameters) = (None, None);
     let read = Reader::new(json.as_bytes()).and_then(|mut reader| {
         reader.object(|reader, key| {

@@ -16,7 +16,7 @@ use penstock_plugins::{
 use penstock_types::{ChatEvent, FinishReason};
 
 use crate::lanes::{Lane, Lanes};
-use crate::scan::{Action, Finder, Found, Rule, Rules, Scanner, finder};
+use crate::scan::{Action, Finder, Found, Rule, Rules, Scanner, finder, replaced};
 
 /// Plugin kind `guard`: builds plugins that look for words and patterns in texts.
 pub(crate) struct Guard;
@@ -165,19 +165,13 @@ fn mask(rules: &Rules, form: Form, text: &mut String) {
     if all.is_empty() {
         return;
     }
-    // One pass: replacing in place would move the rest of the text once for each match.
-    let (mut out, mut from) = (String::with_capacity(text.len()), 0);
-    for found in all {
+    *text = replaced(text, &all, |found, out| {
         let mask = &rules.rules[found.rule].mask;
-        out.push_str(&text[from..found.start]);
         match form {
             Form::Json => out.push_str(&crate::json_inner(mask)),
             Form::Plain => out.push_str(mask),
         }
-        from = found.end;
-    }
-    out.push_str(&text[from..]);
-    *text = out;
+    });
 }
 
 #[async_trait]

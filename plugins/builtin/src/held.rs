@@ -9,7 +9,7 @@ use penstock_plugins::{PluginError, event_bytes};
 use penstock_types::ChatEvent;
 
 /// Most memory of the events of one answer that is held back, in bytes, with log-probabilities and all.
-const EVENT_BYTES_MAX: usize = 64 << 20;
+const HELD_BYTES_MAX: usize = 64 << 20;
 
 /// Events that are held back; clones share them.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +33,7 @@ impl HeldBack {
     pub(crate) fn add(&self, events: &mut Vec<ChatEvent>) -> Result<(), PluginError> {
         let mut inner = self.inner();
         let bytes = inner.bytes + events.iter().map(event_bytes).sum::<usize>();
-        if bytes > EVENT_BYTES_MAX {
+        if bytes > HELD_BYTES_MAX {
             return Err(PluginError::new("the answer is too large to be held back"));
         }
         inner.bytes = bytes;

@@ -29,7 +29,7 @@ pub(crate) struct HttpHook;
 /// Largest reply of the service, in bytes.
 const REPLY_BYTES_MAX: usize = 8 << 20;
 /// Most text of an answer that is shown to the service, in bytes.
-const HELD_BYTES_MAX: usize = 16 << 20;
+const SHOWN_BYTES_MAX: usize = 16 << 20;
 /// Memory of a call beside its texts, in bytes.
 const CALL_BYTES: usize = 128;
 const SIGNATURE: HeaderName = HeaderName::from_static("x-penstock-signature");
@@ -315,7 +315,7 @@ impl Hooks for Asking {
 
     fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
         events.iter().for_each(|event| self.seen.event(event));
-        if self.seen.bytes > HELD_BYTES_MAX {
+        if self.seen.bytes > SHOWN_BYTES_MAX {
             return Err(PluginError::new("the answer is too long to be shown"));
         }
         if self.config.answers == Answers::Observe {

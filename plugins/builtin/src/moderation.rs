@@ -23,8 +23,8 @@ pub(crate) struct Moderation;
 
 /// Default number of characters that are judged; of a longer text, the end.
 const CHARS_MAX: u64 = 100_000;
-/// Most text of an answer that is held back, in bytes.
-const HELD_BYTES_MAX: usize = 16 << 20;
+/// Most text of an answer that is judged, in bytes.
+const JUDGED_BYTES_MAX: usize = 16 << 20;
 const INSTRUCTIONS: &str = "You judge whether a text is safe. Answer with the one word \"safe\" or \"unsafe\".";
 
 struct Config {
@@ -208,7 +208,7 @@ impl Hooks for Moderating {
             self.said.push_str(text);
         }
         self.said_bytes = self.said.len();
-        if self.said_bytes > HELD_BYTES_MAX {
+        if self.said_bytes > JUDGED_BYTES_MAX {
             return Err(PluginError::new("the answer is too long to be judged"));
         }
         self.held.add(events)?;

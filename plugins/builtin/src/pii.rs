@@ -23,7 +23,7 @@ use penstock_types::ChatEvent;
 use regex::Regex;
 
 use crate::lanes::{Lane, Lanes, Rewriter};
-use crate::scan::{Action, Finder, Rule, Rules};
+use crate::scan::{Action, Finder, Rule, Rules, replaced};
 
 /// Plugin kind `pii`: builds plugins that replace personal data by placeholders.
 pub(crate) struct Pii;
@@ -174,16 +174,11 @@ pub(crate) fn everything() -> Rules {
 
 /// Text with the name of its kind in place of every match.
 pub(crate) fn redacted(rules: &Rules, text: &str) -> String {
-    let (mut out, mut from) = (String::with_capacity(text.len()), 0);
-    for found in rules.all(text) {
-        out.push_str(&text[from..found.start]);
+    replaced(text, &rules.all(text), |found, out| {
         out.push('[');
         out.push_str(&rules.rules[found.rule].name);
         out.push(']');
-        from = found.end;
-    }
-    out.push_str(&text[from..]);
-    out
+    })
 }
 
 struct Private(Arc<Config>);
@@ -272,7 +267,7 @@ impl Table {
         self.placeholders.get(value).map(String::as_str)
     }
 
-    /// What `text` begins with, which itself begins with a bracket. At most [`Table::longest`] bytes are looked at.
+    /// Beginning of `text`, whose first byte is `[`, compared with the placeholders. At most [`Table::longest`] bytes are looked at.
     fn at(&self, text: &str) -> Begins<'_> {
         let shown = &text.as_bytes()[..text.len().min(self.longest)];
         let Some(close) = shown.iter().position(|byte| *byte == b']') else {

@@ -69,7 +69,7 @@ impl Finder {
     fn start(&self, text: &str, mut from: usize, window: usize) -> Option<usize> {
         loop {
             let end = from.saturating_add(window.saturating_mul(2)).saturating_add(8).min(text.len());
-            let shown = &text[..floor(text, end)];
+            let shown = &text[..text.floor_char_boundary(end)];
             let found = self.find(shown, from).map(|(start, _)| start);
             if shown.len() == text.len() {
                 return found;
@@ -78,7 +78,7 @@ impl Finder {
             let sure = shown.len() - (window + 1);
             match found {
                 Some(start) if start <= sure => return Some(start),
-                _ => from = next_char(text, floor(text, sure)),
+                _ => from = next_char(text, text.floor_char_boundary(sure)),
             }
         }
     }
@@ -159,6 +159,19 @@ pub(crate) struct Found {
     pub(crate) rule: usize,
 }
 
+/// Text with what `put` writes in place of each of the matches, which are in order. One pass: replacing in place would move the
+/// rest of the text once for each match.
+pub(crate) fn replaced(text: &str, matches: &[Found], mut put: impl FnMut(&Found, &mut String)) -> String {
+    let (mut out, mut from) = (String::with_capacity(text.len()), 0);
+    for found in matches {
+        out.push_str(&text[from..found.start]);
+        put(found, &mut out);
+        from = found.end;
+    }
+    out.push_str(&text[from..]);
+    out
+}
+
 /// Result of a step over a text that still comes.
 enum Next {
     Match(Found),
@@ -178,13 +191,14 @@ impl Rules {
     }
 
     fn next(&self, text: &str, mut from: usize, complete: bool, starts: &mut Starts) -> Next {
-        let decided = if complete { text.len() } else { floor(text, text.len().saturating_sub(self.window + 1)) };
+        let decided =
+            if complete { text.len() } else { text.floor_char_boundary(text.len().saturating_sub(self.window + 1)) };
         loop {
             let Some(start) = starts.next(self, text, from).filter(|start| *start < decided) else {
                 return Next::Open(decided.max(from));
             };
             // Only what every cut of the text would show is looked at.
-            let shown = floor(text, (start + self.window + 1).min(text.len()));
+            let shown = text.floor_char_boundary(start + self.window + 1);
             let whole = complete && shown == text.len();
             if let Some(found) = self.at(&text[..shown], start, whole, starts) {
                 return Next::Match(found);
@@ -225,14 +239,6 @@ impl Starts {
     }
 }
 
-/// Nearest character boundary at or before `at`.
-fn floor(text: &str, mut at: usize) -> usize {
-    while !text.is_char_boundary(at) {
-        at -= 1;
-    }
-    at
-}
-
 /// Rewriter that applies rules to one text of an answer and notes the rules that matched.
 pub(crate) struct Scanner {
     rules: Arc<Rules>,
@@ -259,7 +265,7 @@ impl Scanner {
                 Next::Open(until) => {
                     out.push_str(&self.text[self.at..until]);
                     self.at = until;
-                    let behind = floor(&self.text, self.at.saturating_sub(BEHIND));
+                    let behind = self.text.floor_char_boundary(self.at.saturating_sub(BEHIND));
                     // In larger steps, so that a stream does not move its text with every piece.
                     if behind > 4096 || complete {
                         self.text.drain(..behind);
@@ -386,7 +392,7 @@ mod tests {
             let list = [(patterns[which], Action::Mask), ("b1", Action::Note), ("11a", Action::Block)];
             let rules = rules(&list, window);
             let whole = scanned(&rules, &[&text]);
-            let mut places: Vec<_> = cuts.into_iter().map(|cut| floor(&text, cut.min(text.len()))).collect();
+            let mut places: Vec<_> = cuts.into_iter().map(|cut| text.floor_char_boundary(cut)).collect();
             places.sort_unstable();
             let (mut pieces, mut from) = (Vec::new(), 0);
             for place in places {

@@ -98,7 +98,7 @@ pub enum WasmError {
     Stuck,
     /// The plugin has an answer wait at its headers, and is shown nothing more of it.
     #[error(
-        "the plugin paused an answer at its headers, and is not shown its body: it can neither be resumed nor asked again"
+        "the plugin paused an answer at its headers, but is not shown the body: nothing could resume the answer later"
     )]
     PausedHead,
     /// The plugin had a request wait too long.

@@ -7,10 +7,10 @@ use penstock_pool::{GpuLeavers, Pool};
 
 use super::{GIVE_WAY, State, lock};
 
-/// Answer to whether workers of pools that are to end still hold memory of the GPU.
+/// Test of whether workers of pools that are to end still hold memory of the GPU.
 ///
-/// While they do, a worker of another pool that finds too little of it waits for their end, started again and again: on the CPU it would stay when they
-/// have ended, too.
+/// While they do, a worker of another pool that finds too little memory there ends and is started again, until they are gone. If it took the CPU instead,
+/// it would stay on the CPU after their end, too.
 pub(super) fn leavers(state: &Arc<Mutex<State>>) -> GpuLeavers {
     let state = Arc::downgrade(state);
     GpuLeavers::new(move || state.upgrade().is_some_and(|state| lock(&state).to_end().any(holds)))
@@ -54,7 +54,7 @@ pub(super) fn fit((old, held): (&PoolConfig, u64), (asked, new): (&PoolConfig, u
     if held == 0 {
         return Ok(());
     }
-    let lacking = "its new workers would start on the GPU whose memory the old ones hold while they still serve";
+    let lacking = "its new workers would start on the GPU while the old workers still hold memory there";
     match (of(old, held), of(asked, new)) {
         (Some(old), Some(new)) if old + new <= ALL => Ok(()),
         (Some(old), Some(new)) => {

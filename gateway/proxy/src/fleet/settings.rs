@@ -43,7 +43,7 @@ pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
             pool = asked.id,
             count,
             tokens,
-            "tokens of tokenizer_config.json are plain text: tokenizer.json lacks them, and their ids do not follow its own"
+            "tokens of tokenizer_config.json stay plain text: tokenizer.json lacks them, and their ids do not continue its ids or are beyond the model's"
         );
     }
     let text = match &asked.tool_format {

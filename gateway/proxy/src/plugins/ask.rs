@@ -55,7 +55,7 @@ impl Chain {
     }
 
     async fn run(&self, principal: &Arc<Principal>, call: &mut Call, info: Arc<RequestInfo>) -> Result<Asked, Failure> {
-        let host = || RequestHost::new(self.hub.clone(), principal.clone()).from(info.client);
+        let host = || RequestHost::new(self.hub.clone(), principal.clone()).for_client(info.client);
         let headers = without_credentials(std::mem::take(&mut call.headers));
         let mut context = RequestContext::new(
             info.clone(),

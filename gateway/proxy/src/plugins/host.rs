@@ -79,7 +79,7 @@ impl RequestHost {
     }
 
     /// The host for the request of a client at that address.
-    pub(super) fn from(self, client: Option<IpAddr>) -> Self {
+    pub(super) fn for_client(self, client: Option<IpAddr>) -> Self {
         Self { client, ..self }
     }
 
@@ -269,7 +269,7 @@ impl Host for RequestHost {
         let failed = move |reason, detail: &str| reports.iter().for_each(|reports| reports.failed(reason, detail));
         let is_begun = self.hub.spawn(work, failed);
         if let Some(reports) = self.reports.as_ref().filter(|_| !is_begun) {
-            reports.failed("dropped", "too much background work of plugins goes on");
+            reports.failed("dropped", "too many pieces of plugins' background work are running");
         }
         is_begun
     }
@@ -358,8 +358,9 @@ requests_per_day = 2
         let providers = penstock_provider::all(&Members::default().providers(&config.providers)).expect("valid");
         let log = AccessLog::open("off").expect("nothing is opened");
         let gateway = Gateway::new(config, log, Vec::new(), providers).shared();
-        let host =
-            |last| RequestHost::new(gateway.hub.clone(), Arc::default()).from(Some(IpAddr::from([192, 0, 2, last])));
+        let host = |last| {
+            RequestHost::new(gateway.hub.clone(), Arc::default()).for_client(Some(IpAddr::from([192, 0, 2, last])))
+        };
         for last in [1, 2] {
             let message = Message { role: Role::User, content: Some("hi".into()), ..Message::default() };
             let body = r#"{"model":"judge","input":"fine"}"#;

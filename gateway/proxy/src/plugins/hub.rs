@@ -112,7 +112,7 @@ impl File {
                 }
                 Err(error) if self.said.due(now).is_some() => {
                     let lines_lost = self.lost + 1;
-                    tracing::error!(path, %error, lines_lost, "the output file of a plugin cannot be opened: its lines are lost until it can be");
+                    tracing::error!(path, %error, lines_lost, "a plugin's output file cannot be opened: its lines are lost until an attempt succeeds");
                 }
                 Err(_) => {}
             }

@@ -248,7 +248,7 @@ pub(super) fn closed(id: &str) -> Failure {
 /// is not asked for again by itself, since each repetition may be billed.
 fn limited_by(limited: Limited, id: &str, hook: &'static str) -> Failure {
     let Limited { rule, message, kind, shape, retry, retry_after, fields } = limited;
-    let log = format!("limit {rule}, of what the plugin {id:?} asks in {hook}");
+    let log = format!("limit {rule} refused what the plugin {id:?} asked of a model in {hook}");
     let refusal = Some(Box::new(LimitRefusal { rule, retry: retry && hook == "request", fields }));
     Failure { shape: Some(Box::new(shape)), retry_after, refusal, ..of_kind(kind, message) }.log(log)
 }

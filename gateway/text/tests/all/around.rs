@@ -1,4 +1,4 @@
-//! What tokenizer_config.json adds to a tokenizer.json: tokens around texts, and tokens that the file does not list.
+//! Additions of tokenizer_config.json to a tokenizer.json: tokens around texts, and tokens that tokenizer.json does not list.
 
 use std::path::Path;
 

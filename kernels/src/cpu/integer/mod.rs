@@ -225,7 +225,7 @@ fn paired(k_blocks: usize, rows: usize, k: usize, row: usize) -> usize {
 /// # Safety
 /// The machine has the kernel's instructions. `1 <= rows <= Integers::rows_max`; `a`, `scales`, `sums` and `c` are valid for as many values as
 /// [`IntegerProduct`] says, `c` is nobody else's, and `panel` is valid for `form.panel_bytes(k_blocks)` bytes, aligned to 64.
-/// `from < until <= k_blocks`; a part begins at a multiple of the lines at once of a kernel that has them, and those before it were multiplied into `c`.
+/// `from < until <= k_blocks`. If [`Integers::lines_at_once`] is not 0, `from` is a multiple of it, and all lines before `from` were multiplied into `c`.
 pub(super) type IntegerFn = unsafe fn(&IntegerProduct);
 
 /// Set of kernels, chosen once at start.

@@ -102,7 +102,7 @@ impl Case {
         self.run_by(set, from, count, self.k_blocks)
     }
 
-    /// The same, `at_once` lines at a time.
+    /// C of rows `from..from + count`, `at_once` lines at a time.
     fn run_by(&self, set: Set, from: usize, count: usize, at_once: usize) -> Vec<f32> {
         let mut memory = Memory::default();
         let groups = Groups::new(count, ROWS_MAX);

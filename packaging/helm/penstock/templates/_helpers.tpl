@@ -93,7 +93,7 @@ capabilities: { drop: [ALL] }
 {{- $id := .id -}}
 {{- range $key, $_ := (.config | default dict) -}}
 {{- if has $key (list "workers" "threads" "device" "quantize" "kv_format" "path" "context_tokens" "kv_bytes_max" "gpu_memory_share" "sequences_max" "prompt_lookup" "shared_weights" "kv_host_bytes" "kv_disk_path" "kv_disk_bytes" "kv_remote" "kv_remote_password_file" "on_demand") -}}
-{{- fail (printf "pool %s: config.%s is for workers that a gateway starts: those of the chart have pools[].args, options of penstock worker" $id $key) -}}
+{{- fail (printf "pool %s: config.%s is for workers that a gateway starts; for workers of the chart, put the option of penstock worker into pools[].args" $id $key) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .model (not .volume) -}}{{- fail (printf "pool %s: a model needs the volume that it is in" .id) -}}{{- end -}}

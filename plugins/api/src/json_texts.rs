@@ -1,8 +1,8 @@
 //! Texts inside of JSON that clients send: tools, schemas, arguments of templates.
 //!
 //! Not every string there is a text. Names of properties, and the values of keywords such as `type` and `required`, are
-//! names: something else refers to them, so changing one breaks the whole. Such strings are shown and never changed. What
-//! nobody wrote, the keywords themselves and the types, is not shown.
+//! names: something else refers to them, so changing one breaks the whole. Names are shown and never changed. Words of
+//! the format, which nobody wrote (keywords, and types such as `string`), are not shown.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

@@ -64,19 +64,19 @@ impl Asked {
         self.first && self.is_following
     }
 
-    /// True if each text of which vectors are made ends with `eos_token`. `reads_last`: they are made of the last token alone, where the key holds for
-    /// every class.
+    /// True if each text ends with `eos_token` when vectors are made of it. `reads_last`: vectors are made of the last token alone; then the key holds for
+    /// tokenizers of every class.
     pub(crate) fn ends(&self, reads_last: bool) -> bool {
         self.last && (self.is_following || reads_last)
     }
 }
 
-/// Error of a text that is to end with a token which has no id.
+/// Error for a model whose texts must end with a token that has no id.
 pub(crate) fn no_end(name: Option<&str>) -> TextError {
     let named = name
         .map_or("no eos_token is named".to_owned(), |name| format!("eos_token {name:?} is no token of tokenizer.json"));
     TextError::malformed(
         FILE,
-        format!("add_eos_token is true, and {named}: the vectors of this model are those of texts that end with it"),
+        format!("add_eos_token is true, but {named}: this model makes its vectors of texts that end with eos_token"),
     )
 }
