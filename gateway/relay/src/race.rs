@@ -290,6 +290,11 @@ impl Race {
             self.outlived = (!loser.is_hedge).then_some(lost);
             return;
         }
+        if self.told.as_ref().is_some_and(Failure::is_unheld) {
+            // An answer was made that found no room: another one would be billed again, and might find none either.
+            self.next = Next::GiveUp;
+            return;
+        }
         let first = self.outlived.take().filter(|_| is_refused_hedge);
         self.next = first.map_or(Next::GiveUp, |first| self.after(first, now));
         if let Next::GiveUp = self.next {

@@ -1,19 +1,26 @@
 //! Room of pools on the GPU, which is the same one for all of them: the first that has kernels.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use penstock_config::PoolConfig;
 use penstock_pool::{GpuLeavers, Pool};
 
 use super::{GIVE_WAY, State, lock};
 
+/// Longest time after the config came for which its workers wait for others to leave the GPU.
+const WAIT_MAX: Duration = Duration::from_secs(600);
+
 /// Test of whether workers of pools that are to end still hold memory of the GPU.
 ///
 /// While they do, a worker of another pool that finds too little memory there ends and is started again, until they are gone. If it took the CPU instead,
-/// it would stay on the CPU after their end, too.
+/// it would stay on the CPU after their end, too. The wait has an end ([`WAIT_MAX`]): a pool goes with the last request of any model that began before it
+/// left the config, which may be open for hours.
 pub(super) fn leavers(state: &Arc<Mutex<State>>) -> GpuLeavers {
-    let state = Arc::downgrade(state);
-    GpuLeavers::new(move || state.upgrade().is_some_and(|state| lock(&state).to_end().any(holds)))
+    let (state, began) = (Arc::downgrade(state), Instant::now());
+    GpuLeavers::new(move || {
+        began.elapsed() < WAIT_MAX && state.upgrade().is_some_and(|state| lock(&state).to_end().any(holds))
+    })
 }
 
 /// Returns true if a process of this machine that works for the pool may hold memory of the GPU.

@@ -12,7 +12,7 @@ use penstock_plugins::{
     AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, Limited, ModelAnswer, RejectionKind,
 };
 use penstock_proto::ErrorKind;
-use penstock_types::{Bounds, ChatEvent, ChatRequest, EmbedRequest, Prompt, Request, Surface, peek};
+use penstock_types::{Bounds, ChatEvent, ChatRequest, EmbedRequest, Prompt, Request, Surface, error_shape, peek};
 use tokio::time::{Instant, timeout};
 
 use super::convert::codec_of;
@@ -38,6 +38,9 @@ const OPERATION_BYTES_MAX: usize = 1 << 20;
 const CACHE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Key under which a plugin asks in its own name.
 const PLUGINS: &str = "plugins";
+/// Message for a client whose request needs what a limit of that key refuses.
+const OWN_LIMIT: &str =
+    "A limit on what this gateway itself asks of models leaves no room for this request. Try again later.";
 
 /// Host that a plugin sees during one request: asks models and uses the hub for its caller.
 pub(super) struct RequestHost {
@@ -104,7 +107,7 @@ impl RequestHost {
     async fn ask(&self, surface: Surface, request: Request, ask_as: AskAs) -> Result<Vec<ChatEvent>, HostError> {
         let models = self.hub.models()?;
         let model = request.model().to_owned();
-        let said = |failure: Failure| failed(&model, &failure);
+        let said = |failure: Failure| told_to(ask_as, failed(&model, &failure));
         let encoded = codec_of(surface).encode(&request, &model).map_err(|error| said(error.into()))?;
         let body = Body { bytes: encoded.body.into(), lease: models.lease() };
         let call =
@@ -138,6 +141,22 @@ fn failed(who: &str, failure: &Failure) -> HostError {
     }
     let detail = failure.log.as_deref().unwrap_or_default();
     HostError::Failed(format!("{who}: {:?} {detail}", failure.kind))
+}
+
+/// Error of which the request's client may read all: a limit of the plugins' own key counts what is asked for every client, so its numbers and
+/// what is left of it are not told.
+fn told_to(ask_as: AskAs, error: HostError) -> HostError {
+    match error {
+        HostError::Limited(limited) if ask_as == AskAs::Plugin => {
+            let mut limited = *limited;
+            limited.fields.retain(|(name, _)| name.as_str().starts_with("retry-after"));
+            if limited.kind == RejectionKind::RateLimited {
+                (limited.message, limited.shape) = (OWN_LIMIT.to_owned(), error_shape::RATE_LIMIT_REQUESTS);
+            }
+            HostError::Limited(Box::new(limited))
+        }
+        error => error,
+    }
 }
 
 /// Answer of a model's provider to an operation at URL `path`; an error is for the plugin, and as a failure for the ledger.
@@ -214,7 +233,7 @@ impl Host for RequestHost {
         let models = self.hub.models()?;
         let (principal, client) = self.asker(ask_as);
         let admitted = models.admit_operation(path, model, &principal, client).await;
-        let (entry, held) = admitted.map_err(|failure| failed(model, &failure))?;
+        let (entry, held) = admitted.map_err(|failure| told_to(ask_as, failed(model, &failure)))?;
         let asked =
             timeout(ANSWER_TIMEOUT, forwarded(&entry, path, body, Asker::new(principal.tenant(), client))).await;
         let asked = asked.unwrap_or_else(|_| {
@@ -404,6 +423,15 @@ requests_per_day = 2
         assert_eq!((limited.rule.as_str(), limited.shape.status), ("twice: requests_per_day", 429));
         assert!(limited.fields.iter().any(|(name, _)| name == "retry-after-ms"), "{limited:?}");
         assert_eq!(ask("fine", AskAs::Plugin).await.expect("its own key").status, 200);
+        // A limit of that key counts what is asked for everybody: no client reads its numbers.
+        let refused = ask("fine", AskAs::Plugin).await;
+        let Err(HostError::Limited(limited)) = &refused else { panic!("{refused:?}") };
+        assert_eq!(
+            (limited.rule.as_str(), limited.shape),
+            ("twice: requests_per_day", error_shape::RATE_LIMIT_REQUESTS)
+        );
+        assert_eq!(limited.message, OWN_LIMIT);
+        assert!(limited.fields.iter().all(|(name, _)| name.as_str().starts_with("retry-after")), "{limited:?}");
 
         let mut noted: Vec<_> = entries(store.as_ref(), 4).await;
         noted.sort_by(|one, other| {

@@ -107,13 +107,15 @@ fn a_hedge_that_is_refused_leaves_the_first_attempt_its_retries_and_fallbacks() 
             }
         }
     }
-    // An answer of the hedge that was made and found no room ends the request: another is billed again.
-    let world = World::new(ModelConfig { fallback: vec![pool("c")], ..hedged() });
-    world.double("a").act(&[down]);
-    world.double("b").act(&[Act::Refuse(FaultClass::AnswerTooLarge, 100, None)]);
-    let outcome = world.answer();
-    assert_eq!(outcome.story(), "a:error b:unheld");
-    assert!(outcome.failure.is_some_and(|failure| failure.is_unheld()));
+    // An answer of the hedge that was made and found no room ends the request, whichever is lost first: another is billed again.
+    for (ms, story) in [(10, "b:unheld a:error"), (100, "a:error b:unheld")] {
+        let world = World::new(ModelConfig { fallback: vec![pool("c")], ..hedged() });
+        world.double("a").act(&[down]);
+        world.double("b").act(&[Act::Refuse(FaultClass::AnswerTooLarge, ms, None)]);
+        let outcome = world.answer();
+        assert_eq!(outcome.story(), story);
+        assert!(outcome.failure.is_some_and(|failure| failure.is_unheld()));
+    }
 }
 
 #[test]
