@@ -10,11 +10,12 @@ ARGS ?=
 E2E_ARGS ?=
 EXAMPLES ?= 100
 MINUTES ?= 10
+ROUNDS ?= 10
 TARGET ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: kernels kernels-verify fuzz help serve test format lint unit doc e2e typed packages package test-packages test-clients test-stores test-shared test-faults test-wasm test-admin wasm-plugin tools
+.PHONY: kernels kernels-verify fuzz properties help serve test format lint unit doc e2e typed packages package test-packages test-clients test-stores test-shared test-faults test-wasm test-admin wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -76,6 +77,9 @@ test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 
 fuzz: ## Searches every fuzz target with libFuzzer, guided by coverage: MINUTES=10 in all, TARGET=name for one alone
 	@$(TOOLS); need_build_tools; run_fuzz "$(MINUTES)" $(TARGET)
+
+properties: ## Every property test with new random cases: ROUNDS=10 times (`unit` draws the same cases in every run)
+	@$(TOOLS); need_build_tools; need_stores; run_properties "$(ROUNDS)"
 
 wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm) and notes their checksums
 	@npm ci --silent --no-audit --no-fund --prefix plugins/wasm/tests/sdk && npm run --silent --prefix plugins/wasm/tests/sdk build

@@ -175,14 +175,35 @@ run_package_tests() {
 # again. `make doc` checks the programs without those features.
 build_program() { cargo build --workspace --locked --test book --bin "$@"; }
 
+# Property tests draw the same cases in every run, so that a change is judged by what it changes; `make properties` draws new ones.
 # nextest runs each test in its own process and in parallel; plain cargo test does the same work one crate after another.
 run_unit_tests() {
+  export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-2026}
   if have cargo-nextest; then
     cargo nextest run --workspace --locked --lib --bins --tests --no-fail-fast
   else
     say "cargo-nextest is not installed: using cargo test"
     cargo test --workspace --locked --lib --bins --tests --no-fail-fast
   fi
+}
+
+# property_names: names of the tests in `proptest! { … }`.
+property_names() {
+  git -C "$root" grep -lz 'proptest! {' -- '*.rs' | (cd "$root" && xargs -0 awk '
+    /^ *(proptest::)?proptest! \{/ { match($0, /^ */); end = substr($0, 1, RLENGTH) "}"; inside = 1 }
+    inside && $0 == end { inside = 0 }
+    inside && match($0, /fn [a-z0-9_]+\(/) { print substr($0, RSTART + 3, RLENGTH - 4) }') | sort -u
+}
+
+# run_properties ROUNDS: each property with new cases in each round; proptest notes a case that fails beside its test.
+run_properties() {
+  local round filter
+  have cargo-nextest || die "cargo-nextest is missing: cargo install cargo-nextest"
+  filter=$(property_names | sed 's/.*/test(\/(^|::)&$\/)/' | paste -sd '+')
+  for ((round = 1; round <= $1; round++)); do
+    say "properties, round $round of $1"
+    env -u PROPTEST_RNG_SEED cargo nextest run --workspace --locked --lib --bins --tests --no-fail-fast --status-level fail --final-status-level none -E "$filter" || return
+  done
 }
 
 # The feature is tested apart: its compiler takes two to three minutes to build. The whole workspace is selected each time, so that

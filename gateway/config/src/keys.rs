@@ -290,7 +290,7 @@ pub const KEYS: &[Key] = &[
     key("models", "policy", "\"weighted\"", "Load balancing among to: weighted, order (the first healthy target), least_busy, latency (time to the first token), cost, cache_aware (where most of the prompt is cached, weighed against the load there)."),
     key("models", "sticky", "\"none\"", "Affinity to one target while that target is healthy: none, key (the API key), user (the request's user), header:NAME."),
     key("models", "retries", "1", "Further attempts within to, before the fallback."),
-    key("models", "retry_budget_percent", "20", "Retries and hedges allowed per hundred requests; one per second is always allowed."),
+    key("models", "retry_budget_percent", "20", "Retries and hedges allowed per hundred requests, of all keys and of each; one per second is always allowed."),
     key("models", "hedge_after_ms", "0", "Hedge: when no first token has come after this long, a second target is asked too, and the first to speak answers. Both may bill. 0: never."),
     key("models", "first_token_timeout_ms", "0", "Longest time to the first token of a streamed attempt. 0: the target's own limits."),
     key("models", "idle_timeout_ms", "0", "Longest silence within an answer that has begun. 0: the target's own limits."),

@@ -11,7 +11,7 @@ use penstock_proto::ErrorKind;
 use penstock_types::{FaultClass, ProviderCodec as _, ProviderFault};
 
 use super::keys::{AllRest, TooLate, Turn, Use};
-use super::pace::{Paced, Pacer, Together};
+use super::pace::{self, Paced, Pacer, Together};
 use super::shared_pace::key_name;
 use super::sigv4::{Credentials, Signed};
 use super::{Outcome, Protocol, Provider, fields, sigv4};
@@ -53,8 +53,17 @@ pub(super) struct Asked {
     pub(super) uses: Use,
     /// Estimated tokens of prompt and answer, for pacing.
     pub(super) tokens: u64,
+    /// True for a retry or a hedge, which takes only what first attempts leave of the pace.
+    pub(super) is_extra: bool,
     /// Instant until which the request may wait for its turn at the pace of a key.
     pub(super) wait_by: Instant,
+}
+
+impl Asked {
+    /// Request as it asks for its turn at the pace of a key.
+    fn at_pace(&self) -> pace::Request {
+        pace::Request { asker: self.asker, tokens: self.tokens, is_extra: self.is_extra }
+    }
 }
 
 #[async_trait]
@@ -133,7 +142,7 @@ impl Provider {
         let key = self.shared_name(turn.as_ref());
         let began = Instant::now();
         let patience = asked.wait_by.saturating_duration_since(began);
-        let mut waited = match pacer.wait(asked.asker, asked.tokens, patience, self.together(&key)).await {
+        let mut waited = match pacer.wait(asked.at_pace(), patience, self.together(&key)).await {
             Ok(paced) => Ok((turn, paced)),
             Err(wait) => self.free_key(asked, turn).await.map_err(|(other, _)| wait.min(other)),
         };
@@ -182,7 +191,7 @@ impl Provider {
 
     async fn at_once(&self, asked: &Asked, turn: Option<&Turn<'_>>) -> Result<Paced, Duration> {
         let key = self.shared_name(turn);
-        self.pacer(turn).at_once(asked.asker, asked.tokens, self.together(&key)).await
+        self.pacer(turn).at_once(asked.at_pace(), self.together(&key)).await
     }
 
     /// Name of the key in the counters that gateways share; `None`: there are none.
@@ -454,6 +463,7 @@ mod tests {
             asker: Asker::default(),
             uses: Use::new("m", "/v1/chat/completions"),
             tokens: 0,
+            is_extra: false,
             wait_by: Instant::now() + PATIENCE,
         }
     }

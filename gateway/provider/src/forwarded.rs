@@ -46,6 +46,7 @@ impl ProviderUpstream {
                     uses: Use::new(&self.model, &path),
                     // The tokens of an undecoded operation are unknown.
                     tokens: 0,
+                    is_extra: false,
                     wait_by,
                     method: Method::POST,
                     path,
@@ -65,6 +66,7 @@ impl ProviderUpstream {
                     uses: Use::new(&self.model, &path),
                     // The tokens of an undecoded operation are unknown.
                     tokens: 0,
+                    is_extra: false,
                     wait_by,
                     method: Method::GET,
                     path,

@@ -3,7 +3,9 @@
 //! Requests are spaced by GCRA (the `governor` crate); tokens are reserved before a request is sent and settled by the
 //! usage of its answer ([`Book`]). A request that does not fit yet waits in a line: client keys take turns, a full line
 //! evicts from the key with the most waiting, and a request whose turn is predicted to come too late is refused at
-//! once. [`Pace`] is pure, with time as an argument; `Pacer` waits.
+//! once. Extra attempts (retries and hedges) come last and leave three quarters of the burst and a quarter of the tokens
+//! untouched: a client key whose requests fail takes no more of the rate than one whose requests succeed. [`Pace`] is pure,
+//! with time as an argument; `Pacer` waits.
 //!
 //! Gateways that count together ([`SharedPace`]) each pace at the published rate, and ask the shared counters before they
 //! send. A gateway without them, or whose counters are away, paces at its part ([`Part`]).
@@ -14,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use governor::clock::Clock;
-use governor::middleware::NoOpMiddleware;
+use governor::middleware::StateInformationMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use governor::{Quota, RateLimiter};
 use penstock_govern::{Book, Claim, Hold, Measure, Now, Span, Unit};
@@ -43,7 +45,11 @@ pub fn patience(wait: Duration, first_by: Option<Instant>, deadline: Option<Inst
     first.into_iter().chain(deadline.map(left)).fold(wait, Duration::min)
 }
 
-type Limiter = RateLimiter<NotKeyed, InMemoryState, Told, NoOpMiddleware<Duration>>;
+type Limiter = RateLimiter<NotKeyed, InMemoryState, Told, StateInformationMiddleware>;
+
+/// Part of a rate (numerator, denominator) that first attempts have to themselves: an extra attempt is sent only if this
+/// part of the burst is there, and if it leaves this part of the minute's tokens.
+const FIRSTS: (u32, u32) = (3, 4);
 
 /// Clock for the limiter that is set to the time of each call.
 #[derive(Clone, Debug, Default)]
@@ -57,15 +63,38 @@ impl Clock for Told {
     }
 }
 
+/// Request that asks for its turn at a pace.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Client key, for fairness among client keys.
+    pub asker: Asker,
+    /// Estimated tokens of prompt and answer.
+    pub tokens: u64,
+    /// True for a retry or a hedge, which takes only what first attempts leave.
+    pub is_extra: bool,
+}
+
 /// Request that waits in the line of a provider key for its turn.
 #[derive(Debug)]
 struct Waiter {
     id: u64,
-    asker: Asker,
-    tokens: u64,
-    /// Round of the waiter: the first waiter of each client key comes before the second of any.
+    request: Request,
+    /// Round of the waiter: the first waiter of each client key comes before the second of any. Extra attempts have
+    /// rounds of their own, behind all others.
     turn: u64,
     wake: Arc<Notify>,
+}
+
+impl Waiter {
+    /// Place in the line, compared with those of others: extra attempts come after all first ones.
+    fn place(&self) -> (bool, u64) {
+        (self.request.is_extra, self.turn)
+    }
+
+    /// Returns true if a request of this kind and client key comes behind this one in any case.
+    fn is_in_row(&self, other: Request) -> bool {
+        (self.request.asker, self.request.is_extra) == (other.asker, other.is_extra)
+    }
 }
 
 /// Result of joining the line of a key: send, wait, or refused.
@@ -104,6 +133,9 @@ pub enum Part {
 /// Rate at which one gateway uses a key.
 struct Rate {
     requests: Option<Limiter>,
+    burst: u32,
+    /// Time of the last request, since the start of the pace, and what it left of the burst.
+    left: (Duration, u32),
     /// Spacing between two requests beyond the burst.
     apart: Duration,
     tokens: Option<Measure>,
@@ -121,10 +153,35 @@ impl Rate {
         let quota = quota.filter(|_| count > 0).map(|(quota, burst)| quota.allow_burst(burst));
         let max = (config.tokens_per_minute / u64::from(gateways.max(1))).max(1);
         Self {
-            requests: quota.map(|quota| RateLimiter::direct_with_clock(quota, clock.clone())),
+            requests: quota.map(|quota| {
+                RateLimiter::direct_with_clock(quota, clock.clone()).with_middleware::<StateInformationMiddleware>()
+            }),
+            burst,
+            left: (Duration::ZERO, burst),
             apart: if count > 0 { apart } else { Duration::ZERO },
             tokens: (config.tokens_per_minute > 0).then_some(Measure { unit: Unit::Tokens, span: Span::Minute, max }),
         }
+    }
+
+    /// Time until so much of the burst is there that an extra attempt may be sent.
+    fn until_spare(&self, time: Duration) -> Duration {
+        let needed = (self.burst * FIRSTS.0).div_ceil(FIRSTS.1);
+        let (at, left) = self.left;
+        (at + self.apart * needed.saturating_sub(left)).saturating_sub(time)
+    }
+
+    /// Sends one request, or returns the time until it could be sent. `time`: since the start of the pace.
+    fn send(&mut self, is_extra: bool, time: Duration) -> Result<(), Duration> {
+        let Some(limiter) = &self.requests else { return Ok(()) };
+        let wait = if is_extra { self.until_spare(time) } else { Duration::ZERO };
+        if !wait.is_zero() {
+            return Err(wait);
+        }
+        match limiter.check() {
+            Ok(state) => self.left = (time, state.remaining_burst_capacity()),
+            Err(until) => return Err(until.wait_time_from(time).max(Duration::from_millis(1))),
+        }
+        Ok(())
     }
 }
 
@@ -169,13 +226,20 @@ impl Pace {
         }
     }
 
+    fn rate_mut(&mut self, part: Part) -> &mut Rate {
+        match part {
+            Part::Whole => &mut self.whole,
+            Part::Own => &mut self.own,
+        }
+    }
+
     fn now(&self, now: Instant) -> Now {
         let mono_ms = now.saturating_duration_since(self.began).as_millis() as u64;
         Now { mono_ms, wall_ms: mono_ms }
     }
 
     /// Takes capacity for one request, or returns the time until there is some.
-    fn take(&mut self, tokens: u64, part: Part, now: Instant) -> Result<Option<Hold>, Duration> {
+    fn take(&mut self, request: Request, part: Part, now: Instant) -> Result<Option<Hold>, Duration> {
         let (at, time) = (self.now(now), now.saturating_duration_since(self.began));
         if let Some(wait) =
             self.shut.and_then(|until| until.checked_duration_since(now)).filter(|_| part == Part::Whole)
@@ -184,9 +248,12 @@ impl Pace {
             return Err(wait);
         }
         let mut hold = None;
-        if let Some(measure) = self.rate(part).tokens {
+        if let Some(mut measure) = self.rate(part).tokens {
+            if request.is_extra {
+                measure.max = (measure.max * u64::from(FIRSTS.0) / u64::from(FIRSTS.1)).max(1);
+            }
             // A request of more than a minute's tokens waits for an empty minute.
-            let amount = tokens.min(measure.max);
+            let amount = request.tokens.min(measure.max);
             let (book, limit) = &mut self.tokens;
             let claim = Claim { limit, subject: "", measure, amount, tag: 0 };
             match book.reserve(&[claim], at) {
@@ -195,14 +262,11 @@ impl Pace {
             }
         }
         self.clock.0.store(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        let refused = self.rate(part).requests.as_ref().and_then(|limiter| limiter.check().err());
-        match refused {
-            None => Ok(hold),
-            Some(until) => {
-                hold.into_iter().for_each(|hold| self.settle(hold, Some(0), now));
-                Err(until.wait_time_from(time).max(Duration::from_millis(1)))
-            }
+        let sent = self.rate_mut(part).send(request.is_extra, time);
+        if sent.is_err() {
+            hold.take().into_iter().for_each(|hold| self.settle(hold, Some(0), now));
         }
+        sent.map(|()| hold)
     }
 
     /// Notes that all gateways together have used up the last minute; returns the time until they are asked again.
@@ -213,52 +277,55 @@ impl Pace {
         wait
     }
 
-    /// Sends a request at once if nobody waits and there is capacity; else returns the predicted wait of a newcomer.
-    pub(super) fn at_once(
-        &mut self,
-        asker: Asker,
-        tokens: u64,
-        part: Part,
-        now: Instant,
-    ) -> Result<Option<Hold>, Duration> {
-        if !self.line.is_empty() {
-            return Err(self.predicted(asker, part, now));
+    /// Sends a request at once if nobody waits before it and there is capacity; else returns its predicted wait.
+    pub(super) fn at_once(&mut self, request: Request, part: Part, now: Instant) -> Result<Option<Hold>, Duration> {
+        if !self.is_next(request) {
+            return Err(self.predicted(request, part, now));
         }
-        self.take(tokens, part, now)
+        self.take(request, part, now)
     }
 
-    /// Predicted wait of a newcomer of that client key.
-    fn predicted(&self, asker: Asker, part: Part, now: Instant) -> Duration {
-        let turn = self.turn_of(asker);
-        let before = self.line.iter().filter(|waiter| waiter.turn <= turn).count() as u32;
-        self.due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now)) + self.rate(part).apart * before
+    /// Returns true if nobody in the line comes before this newcomer.
+    fn is_next(&self, newcomer: Request) -> bool {
+        self.line.iter().all(|waiter| waiter.request.is_extra && !newcomer.is_extra)
     }
 
-    fn turn_of(&self, asker: Asker) -> u64 {
-        let own = self.line.iter().filter(|waiter| waiter.asker == asker).map(|waiter| waiter.turn).max();
+    /// Predicted wait of a newcomer.
+    fn predicted(&self, newcomer: Request, part: Part, now: Instant) -> Duration {
+        let (place, rate) = ((newcomer.is_extra, self.turn_of(newcomer)), self.rate(part));
+        let before = self.line.iter().filter(|waiter| waiter.place() <= place).count() as u32;
+        let first = self.due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now));
+        let spare = rate.until_spare(now.saturating_duration_since(self.began));
+        let first = if newcomer.is_extra { first.max(spare) } else { first };
+        first + rate.apart * before
+    }
+
+    fn turn_of(&self, newcomer: Request) -> u64 {
+        let own = self.line.iter().filter(|waiter| waiter.is_in_row(newcomer)).map(|waiter| waiter.turn).max();
         own.unwrap_or(self.turn).max(self.turn) + 1
     }
 
     /// Sends a request, or adds it to the line if its turn comes within `limit`.
-    pub fn join(&mut self, asker: Asker, tokens: u64, limit: Duration, part: Part, now: Instant) -> Joined {
-        let wait = match self.at_once(asker, tokens, part, now) {
+    pub fn join(&mut self, request: Request, limit: Duration, part: Part, now: Instant) -> Joined {
+        let is_next = self.is_next(request);
+        let wait = match self.at_once(request, part, now) {
             Ok(hold) => return Joined::Go(hold),
             Err(wait) => wait,
         };
-        if wait > limit || (self.line.len() >= LINE_MAX && !self.make_room(asker)) {
+        if wait > limit || (self.line.len() >= LINE_MAX && !self.make_room(request)) {
             return Joined::Refused(wait);
         }
-        if self.line.is_empty() {
+        if is_next {
             self.due = Some(now + wait);
         }
-        let (id, wake) = self.queue(asker, tokens, self.turn_of(asker));
+        let (id, wake) = self.queue(request, self.turn_of(request));
         Joined::Waits(id, wake)
     }
 
-    fn queue(&mut self, asker: Asker, tokens: u64, turn: u64) -> (u64, Arc<Notify>) {
+    fn queue(&mut self, request: Request, turn: u64) -> (u64, Arc<Notify>) {
         let (id, wake) = (self.next, Arc::<Notify>::default());
         self.next += 1;
-        self.line.push(Waiter { id, asker, tokens, turn, wake: wake.clone() });
+        self.line.push(Waiter { id, request, turn, wake: wake.clone() });
         if self.first() == Some(self.line.len() - 1) {
             wake.notify_one();
         }
@@ -266,28 +333,33 @@ impl Pace {
     }
 
     /// Puts a request that was let go back to the front of the line: all gateways together had no room for it.
-    fn put_back(&mut self, asker: Asker, tokens: u64) -> (u64, Arc<Notify>) {
-        self.queue(asker, tokens, self.turn.saturating_sub(1))
+    fn put_back(&mut self, request: Request) -> (u64, Arc<Notify>) {
+        self.queue(request, self.turn.saturating_sub(1))
     }
 
-    /// Evicts the newest waiter of the client key with the most waiters, unless the newcomer's key would then have as
-    /// many.
-    fn make_room(&mut self, newcomer: Asker) -> bool {
-        let mut counts = HashMap::new();
-        for waiter in &self.line {
-            *counts.entry(waiter.asker).or_insert(0_usize) += 1;
-        }
-        let own = counts.get(&newcomer).copied().unwrap_or(0);
-        let most = counts.iter().max_by_key(|(asker, count)| (**count, **asker));
-        let Some(most) = most.filter(|(_, count)| **count > own + 1).map(|(asker, _)| *asker) else { return false };
-        if let Some(at) = self.line.iter().rposition(|waiter| waiter.asker == most) {
-            self.line.remove(at).wake.notify_one();
-        }
+    /// Evicts the newest extra attempt in favour of a first attempt, or else the newest waiter of the client key with the
+    /// most waiters, unless the newcomer's key would then have as many.
+    fn make_room(&mut self, newcomer: Request) -> bool {
+        let extra = self.line.iter().rposition(|waiter| waiter.request.is_extra && !newcomer.is_extra);
+        let Some(at) = extra.or_else(|| self.longest(newcomer.asker)) else { return false };
+        self.line.remove(at).wake.notify_one();
         true
     }
 
+    /// Index of the newest waiter of the client key with the most waiters; `None`: the newcomer's would have as many.
+    fn longest(&self, newcomer: Asker) -> Option<usize> {
+        let mut counts = HashMap::new();
+        for waiter in &self.line {
+            *counts.entry(waiter.request.asker).or_insert(0_usize) += 1;
+        }
+        let own = counts.get(&newcomer).copied().unwrap_or(0);
+        let (most, count) = counts.into_iter().max_by_key(|(asker, count)| (*count, *asker))?;
+        let at = self.line.iter().rposition(|waiter| waiter.request.asker == most);
+        at.filter(|_| count > own + 1)
+    }
+
     fn first(&self) -> Option<usize> {
-        let order = |(_, waiter): &(usize, &Waiter)| (waiter.turn, waiter.id);
+        let order = |(_, waiter): &(usize, &Waiter)| (waiter.place(), waiter.id);
         self.line.iter().enumerate().min_by_key(order).map(|(at, _)| at)
     }
 
@@ -297,7 +369,7 @@ impl Pace {
         if self.first() != Some(at) {
             return Step::Behind;
         }
-        match self.take(self.line[at].tokens, part, now) {
+        match self.take(self.line[at].request, part, now) {
             Ok(hold) => {
                 self.turn = self.turn.max(self.line[at].turn);
                 self.line.remove(at);
@@ -317,7 +389,7 @@ impl Pace {
     pub fn leave(&mut self, id: u64) {
         let Some(at) = self.line.iter().position(|waiter| waiter.id == id) else { return };
         let gone = self.line.remove(at);
-        let is_behind = |waiter: &&mut Waiter| waiter.asker == gone.asker && waiter.turn > gone.turn;
+        let is_behind = |waiter: &&mut Waiter| waiter.is_in_row(gone.request) && waiter.turn > gone.turn;
         let mut behind: Vec<&mut Waiter> = self.line.iter_mut().filter(is_behind).collect();
         behind.sort_unstable_by_key(|waiter| waiter.turn);
         let mut turn = gone.turn;
@@ -382,13 +454,13 @@ impl Pacer {
     async fn agreed(
         self: &Arc<Self>,
         hold: Option<Hold>,
-        tokens: u64,
+        request: Request,
         together: Option<Together<'_>>,
         part: Part,
     ) -> Result<Paced, Duration> {
         let mut paced = Paced { pacer: self.clone(), hold, shared: None, is_sent: false, used: Some(0) };
         if let (Part::Whole, Some(Together { counters, key })) = (part, together) {
-            match counters.take(&SharedAsk::new(key, &self.config, tokens)).await {
+            match counters.take(&SharedAsk::new(key, &self.config, request.tokens)).await {
                 SharedAnswer::Counted(shared) => paced.shared = Some(shared),
                 SharedAnswer::Full => return Err(self.pace().full(Instant::now())),
                 SharedAnswer::Away(shared) => {
@@ -396,7 +468,7 @@ impl Pacer {
                     let now = Instant::now();
                     let mut pace = self.pace();
                     paced.hold.take().into_iter().for_each(|hold| pace.settle(hold, Some(0), now));
-                    let own = pace.take(tokens, Part::Own, now);
+                    let own = pace.take(request, Part::Own, now);
                     drop(pace);
                     paced.hold = own?;
                 }
@@ -409,30 +481,28 @@ impl Pacer {
     /// Permission to send now, or the time until there could be one.
     pub(super) async fn at_once(
         self: &Arc<Self>,
-        asker: Asker,
-        tokens: u64,
+        request: Request,
         together: Option<Together<'_>>,
     ) -> Result<Paced, Duration> {
         let part = part(together);
-        let taken = self.pace().at_once(asker, tokens, part, Instant::now());
-        self.agreed(taken?, tokens, together, part).await
+        let taken = self.pace().at_once(request, part, Instant::now());
+        self.agreed(taken?, request, together, part).await
     }
 
     /// Waits for permission to send, at most `limit`; an error is the predicted wait. Dropping the future gives the
     /// place up.
     pub(super) async fn wait(
         self: &Arc<Self>,
-        asker: Asker,
-        tokens: u64,
+        request: Request,
         limit: Duration,
         together: Option<Together<'_>>,
     ) -> Result<Paced, Duration> {
         let deadline = Instant::now() + limit;
-        let joined = self.pace().join(asker, tokens, limit, part(together), Instant::now());
+        let joined = self.pace().join(request, limit, part(together), Instant::now());
         let (id, mut wake) = match joined {
-            Joined::Go(hold) => match self.agreed(hold, tokens, together, part(together)).await {
+            Joined::Go(hold) => match self.agreed(hold, request, together, part(together)).await {
                 Ok(paced) => return Ok(paced),
-                Err(_) => self.pace().put_back(asker, tokens),
+                Err(_) => self.pace().put_back(request),
             },
             Joined::Refused(wait) => return Err(wait),
             Joined::Waits(id, wake) => (id, wake),
@@ -442,10 +512,10 @@ impl Pacer {
             let (now, part) = (Instant::now(), part(together));
             let step = self.pace().step(place.1, part, now);
             let until = match step {
-                Step::Go(hold) => match self.agreed(hold, tokens, together, part).await {
+                Step::Go(hold) => match self.agreed(hold, request, together, part).await {
                     Ok(paced) => return Ok(paced),
                     Err(_) => {
-                        (place.1, wake) = self.pace().put_back(asker, tokens);
+                        (place.1, wake) = self.pace().put_back(request);
                         continue;
                     }
                 },
@@ -455,7 +525,7 @@ impl Pacer {
                 Step::Behind => deadline,
             };
             if now >= deadline {
-                return Err(self.pace().predicted(asker, part, now).max(Duration::from_secs(1)));
+                return Err(self.pace().predicted(request, part, now).max(Duration::from_secs(1)));
             }
             tokio::select! {
                 () = wake.notified() => {}

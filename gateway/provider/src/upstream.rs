@@ -126,6 +126,7 @@ impl ProviderUpstream {
             asker,
             uses: Use::new(&self.model, &path),
             tokens: tokens_of(call),
+            is_extra: false,
             wait_by: std::time::Instant::now() + self.provider.config.pacing.wait,
             method: Method::POST,
             path,
@@ -160,6 +161,7 @@ impl ProviderUpstream {
             asker,
             uses: Use::new(&self.model, &path),
             tokens: tokens_of(call),
+            is_extra: false,
             wait_by: std::time::Instant::now() + self.provider.config.pacing.wait,
             method: Method::POST,
             path,
@@ -255,6 +257,7 @@ impl Upstream for ProviderUpstream {
             false => self.translated(&call, origin.asker(&call), deadlines).await?,
         };
         (asked.sent, asked.waited) = (origin.sent.clone(), origin.waited.clone());
+        asked.is_extra = origin.is_extra;
         // A wait for the pace is kept short against the time to the first token, which does not run meanwhile.
         let first_by = call.stream.then(|| (started + provider.config.first_token_timeout).into_std());
         let first_by = first_by.into_iter().chain(origin.first_by).min();

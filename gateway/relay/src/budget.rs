@@ -1,15 +1,61 @@
-//! Retry budget of a model: a token bucket that requests fill. Pure; takes the time as an argument.
+//! Retry budget of a model: token buckets that requests fill, one for the model and one for each client key that retries.
+//! The requests of one key that fail use up that key's bucket; the retries of the others are left. Pure; takes the time as
+//! an argument.
 
+use std::collections::HashMap;
 use std::time::Instant;
+
+use penstock_upstream::Asker;
 
 /// Initial tokens, and the level up to which one token per second is added, so that a model with few requests can retry at all.
 const FLOOR: f64 = 10.0;
 /// Capacity of the bucket, in retries: a quiet hour does not pay for a retry storm.
 const MAX: f64 = 100.0;
 
-/// Token bucket of one model: each retry or hedge costs a token, each request earns a share of one.
+/// Most client keys with a bucket of their own. Beyond that the key that was seen longest ago loses its bucket.
+const OWN_MAX: usize = 1024;
+
+/// Buckets of one model: a retry or hedge takes a token of the model's and one of its client key's.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct Budgets {
+    percent: u32,
+    model: Budget,
+    /// Buckets of the client keys that have retried; the others' are at their initial level.
+    own: HashMap<Asker, Budget>,
+}
+
+impl Budgets {
+    /// Budgets of `percent` retries per hundred requests, and one per second.
+    pub(crate) fn new(percent: u32) -> Self {
+        Self { percent, model: Budget::new(percent), own: HashMap::new() }
+    }
+
+    /// Adds what time and one request of this client key earn, up to the buckets' capacity.
+    pub(crate) fn earn(&mut self, asker: Asker, now: Instant) {
+        self.model.earn(now);
+        if let Some(own) = self.own.get_mut(&asker) {
+            own.earn(now);
+        }
+    }
+
+    /// Takes one retry; false when a bucket is used up.
+    pub(crate) fn spend(&mut self, asker: Asker, now: Instant) -> bool {
+        if self.own.len() >= OWN_MAX
+            && !self.own.contains_key(&asker)
+            && let Some(oldest) = self.own.iter().min_by_key(|(_, budget)| budget.seen).map(|(asker, _)| *asker)
+        {
+            self.own.remove(&oldest);
+        }
+        let first = || Budget { seen: Some(now), ..Budget::new(self.percent) };
+        let own = self.own.entry(asker).or_insert_with(first);
+        let is_enough = own.tokens >= 1.0 && self.model.spend();
+        is_enough && own.spend()
+    }
+}
+
+/// Token bucket of one model or client key: each retry or hedge costs a token, each request earns a share of one.
+#[derive(Debug)]
+struct Budget {
     /// Tokens that one request earns (percent / 100).
     share: f64,
     tokens: f64,
@@ -18,12 +64,12 @@ pub(crate) struct Budget {
 
 impl Budget {
     /// A budget of `percent` retries per hundred requests, and one per second.
-    pub(crate) fn new(percent: u32) -> Self {
+    fn new(percent: u32) -> Self {
         Self { share: f64::from(percent) / 100.0, tokens: FLOOR, seen: None }
     }
 
     /// Adds what time and one request earn to the bucket, up to its capacity.
-    pub(crate) fn earn(&mut self, now: Instant) {
+    fn earn(&mut self, now: Instant) {
         let seen = self.seen.replace(now).unwrap_or(now);
         let idle = now.saturating_duration_since(seen).as_secs_f64();
         if self.tokens < FLOOR {
@@ -32,8 +78,8 @@ impl Budget {
         self.tokens = (self.tokens + self.share).min(MAX);
     }
 
-    /// Takes one retry; false when the budget is used up.
-    pub(crate) fn spend(&mut self) -> bool {
+    /// Takes one retry; false when the bucket is used up.
+    fn spend(&mut self) -> bool {
         let enough = self.tokens >= 1.0;
         if enough {
             self.tokens -= 1.0;
@@ -62,6 +108,36 @@ mod tests {
         let (mut budget, now) = (Budget::new(20), Instant::now());
         let retries = spent(&mut budget, now, 1000);
         assert!((205..=210).contains(&retries), "{retries}");
+    }
+
+    #[test]
+    fn a_key_whose_requests_all_fail_leaves_the_others_their_retries() {
+        let (mut budgets, start) = (Budgets::new(20), Instant::now());
+        let (fails, other) = (Asker::new("fails", None), Asker::new("other", None));
+        let (mut taken, mut left) = (0, 0);
+        for at in 0..1000 {
+            let now = start + Duration::from_millis(at * 10);
+            budgets.earn(fails, now);
+            taken += usize::from(budgets.spend(fails, now));
+            // One of ten requests of the other key fails.
+            budgets.earn(other, now);
+            left += usize::from(at % 10 == 0 && budgets.spend(other, now));
+        }
+        assert_eq!(left, 100);
+        assert!((205..=225).contains(&taken), "a fifth of its own requests, and the floor: {taken}");
+    }
+
+    #[test]
+    fn the_keys_with_a_bucket_are_bounded() {
+        let (mut budgets, start) = (Budgets::new(20), Instant::now());
+        for key in 0..2 * OWN_MAX as u64 {
+            let now = start + Duration::from_secs(key);
+            let asker = Asker::new(&key.to_string(), None);
+            budgets.earn(asker, now);
+            assert!(budgets.spend(asker, now), "{key}");
+        }
+        assert_eq!(budgets.own.len(), OWN_MAX);
+        assert!(!budgets.own.contains_key(&Asker::new("0", None)));
     }
 
     #[test]

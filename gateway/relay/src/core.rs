@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Policy;
 use super::balance::{self, Smooth, View};
-use super::budget::Budget;
+use super::budget::Budgets;
 use super::config::{ModelConfig, Sticky, TARGETS_MAX};
 use super::mirror::Mirror;
 use super::models::Context;
@@ -14,6 +14,7 @@ use super::target::{Size, Target, Who};
 use super::verdict::Reason;
 use penstock_govern::prices::Price;
 use penstock_telemetry::{Metric, Metrics};
+use penstock_upstream::Asker;
 use penstock_upstream::Origin;
 use penstock_upstream::breaker::Admission;
 use penstock_upstream::call::Call;
@@ -33,7 +34,7 @@ pub(crate) struct Core {
     /// Index of the prompts sent to each target, for `cache_aware`.
     pub(crate) sent: Arc<Sent>,
     smooth: Arc<Mutex<Smooth>>,
-    budget: Arc<Mutex<Budget>>,
+    budgets: Arc<Mutex<Budgets>>,
     pub(crate) metrics: Arc<Metrics>,
     /// True if every answer names its target; otherwise only where several were asked.
     pub(crate) explain: bool,
@@ -100,7 +101,7 @@ impl Core {
         Self {
             sent: Arc::new(Sent::new(targets.len())),
             smooth: Arc::new(Mutex::new(Smooth::new(targets.len()))),
-            budget: Arc::new(Mutex::new(Budget::new(rules.retry_budget_percent))),
+            budgets: Arc::new(Mutex::new(Budgets::new(rules.retry_budget_percent))),
             mirror: mirror.map(|target| Mirror::new(target, percent)),
             metrics: context.metrics.clone(),
             explain: context.explain,
@@ -116,10 +117,10 @@ impl Core {
             let place = |target: &Arc<Target>| before.targets.iter().position(|known| known.is_same(target));
             let kept: Vec<Option<usize>> = self.targets.iter().map(place).collect();
             let is_equal = before.rules.retry_budget_percent == self.rules.retry_budget_percent;
-            let budget = if is_equal { before.budget.clone() } else { self.budget.clone() };
-            return Self { sent: Arc::new(before.sent.after(&kept)), budget, ..self };
+            let budgets = if is_equal { before.budgets.clone() } else { self.budgets.clone() };
+            return Self { sent: Arc::new(before.sent.after(&kept)), budgets, ..self };
         }
-        Self { sent: before.sent.clone(), smooth: before.smooth.clone(), budget: before.budget.clone(), ..self }
+        Self { sent: before.sent.clone(), smooth: before.smooth.clone(), budgets: before.budgets.clone(), ..self }
     }
 
     /// Indices in `targets` of the targets in `to`.
@@ -232,12 +233,14 @@ impl Core {
         Choice::None(soonest)
     }
 
-    pub(crate) fn earn(&self, now: Instant) {
-        self.budget.lock().unwrap_or_else(PoisonError::into_inner).earn(now);
+    /// Adds what a request of this client key earns to the retry budgets.
+    pub(crate) fn earn(&self, asker: Asker, now: Instant) {
+        self.budgets.lock().unwrap_or_else(PoisonError::into_inner).earn(asker, now);
     }
 
-    pub(crate) fn spend(&self) -> bool {
-        self.budget.lock().unwrap_or_else(PoisonError::into_inner).spend()
+    /// Takes one retry of this client key; false when a budget is used up.
+    pub(crate) fn spend(&self, asker: Asker, now: Instant) -> bool {
+        self.budgets.lock().unwrap_or_else(PoisonError::into_inner).spend(asker, now)
     }
 
     pub(crate) fn count(&self, metric: Metric, labels: &[(&'static str, &str)]) {

@@ -36,13 +36,24 @@ enum Stage {
     Live(Box<dyn Events>),
 }
 
+/// Part that an attempt plays in its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// The first attempt, or one at the fallback list.
+    Ordinary,
+    /// An attempt after a failure, paid by the retry budget.
+    Retry,
+    /// A second attempt beside one that has not answered, paid by the retry budget.
+    Hedge,
+}
+
 /// One attempt that has not emitted a token yet.
 struct Runner {
     index: usize,
     stage: Stage,
     permit: Permit,
     began: Instant,
-    is_hedge: bool,
+    role: Role,
     said: Vec<ChatEvent>,
     sent: Sent,
     waited: Waited,
@@ -62,8 +73,8 @@ pub(super) struct Winner {
 enum Next {
     /// Ask the first target: none was asked yet.
     First,
-    /// Ask the target with this index, for this reason of the failure before.
-    Start(usize, Option<Reason>),
+    /// Ask the target with this index in this role, for this reason of the failure before.
+    Start(usize, Role, Option<Reason>),
     /// Ask the same target again at this instant, after a backoff.
     Again(usize, Instant),
     /// Fail the request: no target may be asked any more.
@@ -120,9 +131,9 @@ pub(super) struct Race {
 
 impl Race {
     pub(super) fn new(core: Arc<Core>, call: Arc<Call>, origin: Origin, ready: RaceStart, now: Instant) -> Self {
-        core.earn(now);
         let RaceStart { prefix, first } = ready;
         let asked = core.asked(&call, &origin, prefix.as_ref());
+        core.earn(asked.who.asker, now);
         Self {
             hedge_at: core.rules.hedge_after.map(|after| now + after),
             retries: core.rules.retries,
@@ -196,19 +207,19 @@ impl Race {
         match self.next {
             Next::First | Next::GiveUp => return false,
             Next::Again(_, at) if now < at => return true,
-            Next::Start(index, reason) => {
+            Next::Start(index, role, reason) => {
                 if self.core.fallback().contains(&index) {
                     let reason = reason.map_or("ejected", Reason::name);
                     self.core.count(Metric::Fallbacks, &[("reason", reason)]);
                 }
-                self.start(index, false, now);
+                self.start(index, role, now);
             }
-            Next::Again(index, _) => self.start(index, false, now),
+            Next::Again(index, _) => self.start(index, Role::Retry, now),
         }
         true
     }
 
-    fn start(&mut self, index: usize, is_hedge: bool, now: Instant) {
+    fn start(&mut self, index: usize, role: Role, now: Instant) {
         self.tried |= 1 << index;
         self.next = Next::GiveUp;
         let target = &self.core.targets[index];
@@ -220,7 +231,8 @@ impl Race {
         let (sent, waited) = (Sent::default(), Waited::default());
         let (upstream, call) = (target.upstream.clone(), self.call.clone());
         let first_by = self.core.silent_at(now, self.asked);
-        let origin = Origin { sent: sent.clone(), waited: waited.clone(), first_by, ..self.origin.clone() };
+        let is_extra = role != Role::Ordinary;
+        let origin = Origin { sent: sent.clone(), waited: waited.clone(), first_by, is_extra, ..self.origin.clone() };
         let first = if index == 0 { self.first.take() } else { None };
         let stage = Stage::Opening(Box::pin(async move {
             match first {
@@ -228,7 +240,7 @@ impl Race {
                 None => upstream.open(call, origin).await,
             }
         }));
-        self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new(), sent, waited });
+        self.running.push(Runner { index, stage, permit, began: now, role, said: Vec::new(), sent, waited });
     }
 
     /// Polls the running attempts; a lost one is removed and judged.
@@ -259,7 +271,7 @@ impl Race {
         for loser in std::mem::take(&mut self.running) {
             self.note(&loser, "overtaken", 0, now);
             self.hedged.push(loser.permit.target.id.clone());
-            self.core.count(Metric::Hedges, &[("outcome", if runner.is_hedge { "won" } else { "lost" })]);
+            self.core.count(Metric::Hedges, &[("outcome", if runner.role == Role::Hedge { "won" } else { "lost" })]);
         }
         let Runner { index, stage: Stage::Live(events), permit, said, .. } = runner else { return None };
         Some(Winner { index, events, permit, said, more })
@@ -275,19 +287,22 @@ impl Race {
         self.note(&loser, outcome, status, now);
         self.soonest = self.soonest.into_iter().chain(failure.retry_after).min();
         // A hedge that its target refused says nothing of the first attempt, which may have failed before it.
-        let is_refused_hedge =
-            loser.is_hedge && !failure.is_unheld() && !verdict.reason.is_some_and(Reason::is_target_fault);
-        if self.told.as_ref().is_none_or(|told| rank(&failure) >= rank(told)) {
+        let is_hedge = loser.role == Role::Hedge;
+        let is_refused_hedge = is_hedge && !failure.is_unheld() && !verdict.reason.is_some_and(Reason::is_target_fault);
+        // A retry that found no turn at the pace of the target that had failed says less than the failure.
+        let is_repeated =
+            is_free && self.attempts.iter().any(|attempt| attempt.sent && attempt.target == loser.permit.target.id);
+        if !is_repeated && self.told.as_ref().is_none_or(|told| rank(&failure) >= rank(told)) {
             self.told = Some(failure);
         }
-        if verdict.reason.is_none() && !loser.is_hedge {
+        if verdict.reason.is_none() && !is_hedge {
             // The other attempts have the same request: its own fault ends them too.
             for other in std::mem::take(&mut self.running) {
                 self.note(&other, "abandoned", 0, now);
             }
         }
         if !self.running.is_empty() {
-            self.outlived = (!loser.is_hedge).then_some(lost);
+            self.outlived = (!is_hedge).then_some(lost);
             return;
         }
         if self.told.as_ref().is_some_and(Failure::is_unheld) {
@@ -304,7 +319,7 @@ impl Race {
 
     fn first(&mut self, now: Instant) -> Next {
         match self.core.first(0, self.asked, now) {
-            Choice::Target(index) => Next::Start(index, None),
+            Choice::Target(index) => Next::Start(index, Role::Ordinary, None),
             Choice::None(until) => self.none(until, now),
         }
     }
@@ -324,15 +339,16 @@ impl Race {
             return Next::GiveUp;
         }
         match self.core.any_fallback(self.tried, self.asked, now) {
-            Choice::Target(index) => Next::Start(index, Some(reason)),
+            Choice::Target(index) => Next::Start(index, Role::Ordinary, Some(reason)),
             Choice::None(until) => self.none(until, now),
         }
     }
 
     fn retry(&mut self, lost: Lost, now: Instant) -> Option<Next> {
         let Lost { index, verdict, is_free } = lost;
+        let role = if is_free { Role::Ordinary } else { Role::Retry };
         let next = match self.core.choose(self.tried, self.asked, Reach::Good, now) {
-            Choice::Target(other) => Next::Start(other, verdict.reason),
+            Choice::Target(other) => Next::Start(other, role, verdict.reason),
             Choice::None(until) => {
                 self.none(until, now);
                 let alone = verdict.again && self.core.is_open(index, self.asked, now);
@@ -342,7 +358,7 @@ impl Race {
         if is_free {
             return Some(next);
         }
-        if !self.core.spend() {
+        if !self.core.spend(self.asked.who.asker, now) {
             self.core.count(Metric::RetriesDenied, &[]);
             return None;
         }
@@ -368,11 +384,11 @@ impl Race {
             choice => choice,
         };
         let Choice::Target(index) = choice else { return false };
-        if !self.core.spend() {
+        if !self.core.spend(self.asked.who.asker, now) {
             self.core.count(Metric::RetriesDenied, &[]);
             return false;
         }
-        self.start(index, true, now);
+        self.start(index, Role::Hedge, now);
         true
     }
 

@@ -86,6 +86,8 @@ pub struct Origin {
     pub trace: Option<Arc<Trace>>,
     /// True where the client asks which worker was chosen and why.
     pub explain: bool,
+    /// True for an attempt that the retry budget pays: it takes only what first attempts leave of the upstream's pace.
+    pub is_extra: bool,
     /// Flag that is set when the request has gone out.
     pub sent: Sent,
     /// Time that the request has waited for the upstream's pace: the clock of the first token does not run then.

@@ -12,8 +12,16 @@ fn pace(requests_per_minute: u32, tokens_per_minute: u64, gateways: u32, now: In
     Pace::new(&config, now)
 }
 
-fn asker(name: u8) -> Asker {
-    Asker::new(&name.to_string(), None)
+fn first(name: u8) -> Request {
+    of(name, 0)
+}
+
+fn of(name: u8, tokens: u64) -> Request {
+    Request { asker: Asker::new(&name.to_string(), None), tokens, is_extra: false }
+}
+
+fn extra(name: u8) -> Request {
+    Request { is_extra: true, ..first(name) }
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -21,7 +29,7 @@ fn seconds(seconds: u64) -> Duration {
 }
 
 fn wait(pace: &mut Pace, name: u8, limit: u64, now: Instant) -> Option<u64> {
-    match pace.join(asker(name), 0, seconds(limit), Part::Own, now) {
+    match pace.join(first(name), seconds(limit), Part::Own, now) {
         Joined::Waits(id, _) => Some(id),
         Joined::Go(_) => panic!("at once"),
         Joined::Refused(_) => None,
@@ -35,7 +43,7 @@ fn no_minute_has_more_requests_than_are_published() {
         let mut pace = pace(published, 0, gateways, start);
         let mut sent: Vec<u64> = Vec::new();
         for ms in (0..180_000).step_by(20) {
-            if pace.at_once(asker(1), 0, Part::Own, start + ms as u32 * MS).is_ok() {
+            if pace.at_once(first(1), Part::Own, start + ms as u32 * MS).is_ok() {
                 sent.push(ms);
             }
         }
@@ -54,14 +62,14 @@ fn no_minute_has_more_requests_than_are_published() {
 fn tokens_are_reserved_and_settled() {
     let start = Instant::now();
     let mut pace = pace(0, 1000, 1, start);
-    let hold = pace.at_once(asker(1), 900, Part::Own, start).expect("it fits").expect("a hold");
-    assert!(pace.at_once(asker(1), 200, Part::Own, start).is_err());
+    let hold = pace.at_once(of(1, 900), Part::Own, start).expect("it fits").expect("a hold");
+    assert!(pace.at_once(of(1, 200), Part::Own, start).is_err());
     pace.settle(hold, Some(100), start);
-    assert!(pace.at_once(asker(1), 900, Part::Own, start).is_ok());
-    let later = pace.at_once(asker(1), 5000, Part::Own, start).expect_err("full");
+    assert!(pace.at_once(of(1, 900), Part::Own, start).is_ok());
+    let later = pace.at_once(of(1, 5000), Part::Own, start).expect_err("full");
     assert!((seconds(55)..=seconds(62)).contains(&later), "{later:?}");
     assert!(
-        pace.at_once(asker(1), 5000, Part::Own, start + seconds(62)).is_ok(),
+        pace.at_once(of(1, 5000), Part::Own, start + seconds(62)).is_ok(),
         "more than a minute has gets a whole one"
     );
 }
@@ -70,7 +78,7 @@ fn tokens_are_reserved_and_settled() {
 fn keys_take_turns_and_whose_turn_comes_too_late_does_not_wait() {
     let start = Instant::now();
     let mut pace = pace(60, 0, 1, start);
-    while pace.at_once(asker(1), 0, Part::Own, start).is_ok() {}
+    while pace.at_once(first(1), Part::Own, start).is_ok() {}
     let greedy: Vec<u64> = (0..10).map_while(|_| wait(&mut pace, 1, 5, start)).collect();
     assert!((3..=5).contains(&greedy.len()), "{greedy:?}");
     let modest = wait(&mut pace, 2, 5, start).expect("there is room for another key");
@@ -92,7 +100,7 @@ fn keys_take_turns_and_whose_turn_comes_too_late_does_not_wait() {
 fn a_turn_stays_with_its_key_when_a_request_gives_up() {
     let start = Instant::now();
     let mut pace = pace(600, 0, 1, start);
-    while pace.at_once(asker(1), 0, Part::Own, start).is_ok() {}
+    while pace.at_once(first(1), Part::Own, start).is_ok() {}
     let (mut hasty, mut patient) = (Vec::new(), None);
     let (mut sent_hasty, mut sent_patient) = (0, 0);
     for ms in (0..20_000_u64).step_by(10) {
@@ -129,24 +137,79 @@ fn a_turn_stays_with_its_key_when_a_request_gives_up() {
 fn a_full_line_makes_room_for_whoever_has_less_in_it() {
     let start = Instant::now();
     let mut pace = pace(600_000, 0, 1, start);
-    while pace.at_once(asker(1), 0, Part::Own, start).is_ok() {}
+    while pace.at_once(first(1), Part::Own, start).is_ok() {}
     let greedy: Vec<u64> = (0..LINE_MAX).map_while(|_| wait(&mut pace, 1, 60, start)).collect();
     assert_eq!((greedy.len(), wait(&mut pace, 1, 60, start)), (LINE_MAX, None));
     assert!(wait(&mut pace, 2, 60, start).is_some());
     assert!(matches!(pace.step(greedy[LINE_MAX - 1], Part::Own, start), Step::Out));
 }
 
+#[test]
+fn an_extra_attempt_leaves_most_of_the_burst_and_of_the_tokens() {
+    for (published, burst) in [(10, 1), (20, 2), (30, 3), (40, 4), (100, 10), (1000, 100)] {
+        let (start, least) = (Instant::now(), (burst * 3_u32).div_ceil(4));
+        let mut pace = pace(published, 0, 1, start);
+        let mut sent = 0;
+        let wait = loop {
+            match pace.at_once(extra(1), Part::Own, start) {
+                Ok(_) => sent += 1,
+                Err(wait) => break wait,
+            }
+        };
+        assert_eq!(sent, burst - least + 1, "{published}: one for each that is there beyond the part of the others");
+        assert!(pace.at_once(extra(1), Part::Own, start + wait - MS).is_err(), "{published}");
+        assert!(pace.at_once(extra(1), Part::Own, start + wait).is_ok(), "{published}");
+        let first = (0..burst + 1).filter(|_| pace.at_once(first(2), Part::Own, start + wait).is_ok()).count();
+        assert_eq!(first as u32, least - 1, "{published}: the others have their part");
+    }
+    let start = Instant::now();
+    let mut pace = pace(0, 1000, 1, start);
+    let with = |tokens, request: Request| Request { tokens, ..request };
+    assert!(pace.at_once(with(700, extra(1)), Part::Own, start).is_ok());
+    assert!(pace.at_once(with(100, extra(1)), Part::Own, start).is_err());
+    assert!(pace.at_once(with(300, first(2)), Part::Own, start).is_ok());
+}
+
+#[test]
+fn extra_attempts_wait_behind_all_others_and_make_room_for_them() {
+    let start = Instant::now();
+    let mut pace = pace(600_000, 0, 1, start);
+    while pace.at_once(first(1), Part::Own, start).is_ok() {}
+    let join = |pace: &mut Pace, request| match pace.join(request, seconds(60), Part::Own, start) {
+        Joined::Waits(id, _) => Some(id),
+        Joined::Go(_) => panic!("at once"),
+        Joined::Refused(_) => None,
+    };
+    let extras: Vec<u64> = (0..LINE_MAX).map_while(|_| join(&mut pace, extra(1))).collect();
+    assert_eq!(extras.len(), LINE_MAX);
+    // A key with fewer retries takes the place of one of them; a first attempt of the same key does too.
+    let (other, own) = (join(&mut pace, extra(2)).expect("room"), join(&mut pace, first(1)).expect("room"));
+    let is_out = |pace: &mut Pace, id| matches!(pace.step(id, Part::Own, start), Step::Out);
+    assert_eq!(extras.iter().rev().map_while(|id| is_out(&mut pace, *id).then_some(())).count(), 1);
+    assert!(is_out(&mut pace, other), "the newest extra attempt made room");
+    let mut now = start;
+    while !matches!(pace.step(own, Part::Own, now), Step::Go(_)) {
+        assert!(matches!(pace.step(extras[0], Part::Own, now), Step::Behind));
+        now += MS / 10;
+    }
+    let Step::Wait(wait) = pace.step(extras[0], Part::Own, now) else { panic!("it waits for three quarters") };
+    assert!(wait > seconds(4), "{wait:?}");
+    assert!(pace.at_once(first(3), Part::Own, now + MS).is_ok(), "who waits for a spare turn holds up nobody");
+}
+
 proptest! {
     /// Property: every waiter is sent or leaves, a leaver delays nobody, and the line never exceeds the key's pace.
     #[test]
-    fn everybody_in_line_is_sent_or_leaves(steps in prop::collection::vec((0_u8..4, 0_u64..400, any::<bool>()), 1..120)) {
+    fn everybody_in_line_is_sent_or_leaves(
+        steps in prop::collection::vec((0_u8..4, any::<bool>(), 0_u64..400, any::<bool>()), 1..120),
+    ) {
         let start = Instant::now();
         let mut now = start;
         let mut pace = pace(120, 0, 1, start);
         let mut line = Vec::new();
-        for (name, ms, leaves) in steps {
+        for (name, is_extra, ms, leaves) in steps {
             now += ms as u32 * MS;
-            match pace.join(asker(name), 0, seconds(30), Part::Own, now) {
+            match pace.join(Request { is_extra, ..first(name) }, seconds(30), Part::Own, now) {
                 Joined::Waits(id, _) if leaves => pace.leave(id),
                 Joined::Waits(id, _) => line.push(id),
                 Joined::Go(_) | Joined::Refused(_) => {}
@@ -165,10 +228,10 @@ proptest! {
 async fn who_waits_is_woken_and_who_gives_up_holds_up_nobody() {
     let config = PacingConfig { requests_per_minute: 6000, tokens_per_minute: 0, gateways: 1, wait: seconds(30) };
     let pacer = Pacer::new(&config, Instant::now());
-    while pacer.at_once(asker(1), 0, None).await.is_ok() {}
+    while pacer.at_once(first(1), None).await.is_ok() {}
     let waiting = |name| {
         let pacer = pacer.clone();
-        tokio::spawn(async move { pacer.wait(asker(name), 0, seconds(30), None).await.is_ok() })
+        tokio::spawn(async move { pacer.wait(first(name), seconds(30), None).await.is_ok() })
     };
     let mut all: Vec<_> = (0..20).map(|at| waiting(at % 3)).collect();
     all.remove(0).abort();
@@ -229,13 +292,13 @@ async fn gateways_that_count_together_send_no_more_than_one_alone_and_lend_what_
     let (one, two) = (sixth(2), sixth(2));
     // Alone, one of two gateways would have a burst of 300.
     let mut sent = 0;
-    while one.at_once(asker(1), 0, together()).await.is_ok() {
+    while one.at_once(first(1), together()).await.is_ok() {
         sent += 1;
     }
     assert_eq!(sent, 90, "what the other gateway does not use is lent");
-    assert!(two.at_once(asker(1), 0, together()).await.is_err(), "nothing is left for the other");
+    assert!(two.at_once(first(1), together()).await.is_err(), "nothing is left for the other");
     counters.room.store(1, Ordering::SeqCst);
-    assert!(two.wait(asker(1), 0, seconds(30), together()).await.is_ok(), "who waits goes when there is room");
+    assert!(two.wait(first(1), seconds(30), together()).await.is_ok(), "who waits goes when there is room");
 }
 
 #[tokio::test]
@@ -245,13 +308,13 @@ async fn gateways_whose_counters_are_away_take_their_part_and_give_back_what_the
     let pacer = sixth(60);
     counters.is_up.store(false, Ordering::SeqCst);
     let mut sent = 0;
-    while pacer.at_once(asker(1), 0, together()).await.is_ok() {
+    while pacer.at_once(first(1), together()).await.is_ok() {
         sent += 1;
     }
     assert!((10..60).contains(&sent), "a burst of a sixtieth of the rate: {sent}");
     assert_eq!(counters.asked.load(Ordering::SeqCst), 0, "counters that are away are not waited for");
     counters.is_up.store(true, Ordering::SeqCst);
-    let paced = pacer.at_once(asker(1), 0, together()).await.unwrap_or_else(|_| panic!("all of the rate"));
+    let paced = pacer.at_once(first(1), together()).await.unwrap_or_else(|_| panic!("all of the rate"));
     assert_eq!(counters.room.load(Ordering::SeqCst), 999);
     drop(paced);
     assert_eq!(counters.room.load(Ordering::SeqCst), 999, "it was sent");
@@ -265,7 +328,7 @@ async fn waiters_of_all_gateways_are_sent_in_turn_or_give_up_without_a_trace() {
         let (pacer, counters) = (pacers[at % 2].clone(), counters.clone());
         tokio::spawn(async move {
             let together = Some(Together { counters: &counters, key: "key" });
-            pacer.wait(asker(at as u8 % 3), 0, seconds(30), together).await.is_ok()
+            pacer.wait(first(at as u8 % 3), seconds(30), together).await.is_ok()
         })
     };
     let mut all: Vec<_> = (0..60).map(waiting).collect();

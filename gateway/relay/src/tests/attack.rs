@@ -251,6 +251,20 @@ fn no_way_to_fail_takes_an_upstream_from_others() {
     }
 }
 
+/// A provider whose rate the keys together just about use up, and a key of whose requests each second one is asked again: the
+/// answers between keep its own breaker closed.
+#[test]
+fn retries_take_no_rate_from_others() {
+    for victims in 1..4 {
+        let asked_per_minute = (victims as u32 + 1) * (60_000 / PERIOD_MS as u32);
+        for percent in [80, 92, 96] {
+            let requests_per_minute = asked_per_minute * percent / 100;
+            let weather = Weather { victims, keys: 0, requests_per_minute, ..PLAIN };
+            check(weather, &[Move::Cut, Move::Fails], 7).unwrap_or_else(|why| panic!("{why}"));
+        }
+    }
+}
+
 /// Control: with a shared key the attack does harm, so the simulation can fail.
 #[test]
 fn with_one_key_for_all_it_would_be_taken_from_all() {

@@ -28,7 +28,7 @@ use penstock_http::{Body, BodyBudget};
 use penstock_kv_feed::Feed;
 use penstock_provider::PacingConfig;
 use penstock_provider::keys::{AllRest, Keys, TooLate, Use};
-use penstock_provider::pace::{Joined, Pace, Part, Step, patience};
+use penstock_provider::pace::{self, Joined, Pace, Part, Step, patience};
 use penstock_telemetry::{Gauge, Metrics};
 use penstock_types::ask::Ask;
 use penstock_upstream::Forward;
@@ -124,7 +124,8 @@ impl Double {
         let Some((pace, wait)) = &self.pace else { return Ok(()) };
         let now = self.clock.now();
         let limit = patience(*wait, origin.first_by, origin.deadline, now);
-        let joined = pace.lock().expect("pace").join(asker, 0, limit, Part::Own, now);
+        let request = pace::Request { asker, tokens: 0, is_extra: origin.is_extra };
+        let joined = pace.lock().expect("pace").join(request, limit, Part::Own, now);
         let id = match joined {
             Joined::Go(_) => return Ok(()),
             Joined::Refused(wait) => return Err(TooLate(wait).failure()),
