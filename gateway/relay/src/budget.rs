@@ -20,7 +20,7 @@ const OWN_MAX: usize = 1024;
 pub(crate) struct Budgets {
     percent: u32,
     model: Budget,
-    /// Buckets of the client keys that have retried; the others' are at their initial level.
+    /// Buckets of the client keys that have retried; another's begins at the model's level, or at [`FLOOR`] if that is more.
     own: HashMap<Asker, Budget>,
 }
 
@@ -46,7 +46,9 @@ impl Budgets {
         {
             self.own.remove(&oldest);
         }
-        let first = || Budget { seen: Some(now), ..Budget::new(self.percent) };
+        // What the model has saved up is there for a key that has not retried before.
+        let saved = self.model.tokens.max(FLOOR);
+        let first = || Budget { tokens: saved, seen: Some(now), ..Budget::new(self.percent) };
         let own = self.own.entry(asker).or_insert_with(first);
         let is_enough = own.tokens >= 1.0 && self.model.spend();
         is_enough && own.spend()
@@ -125,6 +127,13 @@ mod tests {
         }
         assert_eq!(left, 100);
         assert!((205..=225).contains(&taken), "a fifth of its own requests, and the floor: {taken}");
+    }
+
+    #[test]
+    fn a_key_alone_has_what_the_model_has_saved() {
+        let (mut budgets, now, alone) = (Budgets::new(100), Instant::now(), Asker::new("alone", None));
+        (0..1000).for_each(|_| budgets.earn(alone, now));
+        assert_eq!((0..1000).filter(|_| budgets.spend(alone, now)).count(), MAX as usize);
     }
 
     #[test]
