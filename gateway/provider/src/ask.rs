@@ -141,6 +141,7 @@ impl Provider {
         let pacer = self.pacer(turn.as_ref()).clone();
         let key = self.shared_name(turn.as_ref());
         let began = Instant::now();
+        asked.waited.begin();
         let patience = asked.wait_by.saturating_duration_since(began);
         let mut waited = match pacer.wait(asked.at_pace(), patience, self.together(&key)).await {
             Ok(paced) => Ok((turn, paced)),

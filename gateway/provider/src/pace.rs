@@ -74,6 +74,15 @@ pub struct Request {
     pub is_extra: bool,
 }
 
+impl Request {
+    /// Part of a minute's amount that may be in use with this request: all of it, or for an extra attempt what it need not
+    /// leave to first attempts, but never less than the request itself needs.
+    pub(crate) fn most_of(&self, max: u64, needed: u64) -> u64 {
+        let most = max * u64::from(FIRSTS.0) / u64::from(FIRSTS.1);
+        if self.is_extra { most.max(needed).min(max) } else { max }
+    }
+}
+
 /// Request that waits in the line of a provider key for its turn.
 #[derive(Debug)]
 struct Waiter {
@@ -192,8 +201,9 @@ pub struct Pace {
     whole: Rate,
     own: Rate,
     tokens: (Book, Arc<str>),
-    /// Time until which the shared counters are not asked again: their minute was full.
-    shut: Option<Instant>,
+    /// Time until which the shared counters are not asked again for first attempts, and for extra ones: their minute had no
+    /// room.
+    shut: [Option<Instant>; 2],
     line: Vec<Waiter>,
     next: u64,
     turn: u64,
@@ -211,7 +221,7 @@ impl Pace {
             own: Rate::new(config, config.gateways, &clock),
             tokens: (Book::new(), "pace".into()),
             clock,
-            shut: None,
+            shut: [None; 2],
             line: Vec::new(),
             next: 0,
             turn: 1,
@@ -241,19 +251,17 @@ impl Pace {
     /// Takes capacity for one request, or returns the time until there is some.
     fn take(&mut self, request: Request, part: Part, now: Instant) -> Result<Option<Hold>, Duration> {
         let (at, time) = (self.now(now), now.saturating_duration_since(self.began));
-        if let Some(wait) =
-            self.shut.and_then(|until| until.checked_duration_since(now)).filter(|_| part == Part::Whole)
-            && !wait.is_zero()
+        let shut = self.shut[usize::from(request.is_extra)].max(self.shut[0]).filter(|_| part == Part::Whole);
+        if let Some(until) = shut
+            && until > now
         {
-            return Err(wait);
+            return Err(until - now);
         }
         let mut hold = None;
         if let Some(mut measure) = self.rate(part).tokens {
-            if request.is_extra {
-                measure.max = (measure.max * u64::from(FIRSTS.0) / u64::from(FIRSTS.1)).max(1);
-            }
             // A request of more than a minute's tokens waits for an empty minute.
             let amount = request.tokens.min(measure.max);
+            measure.max = request.most_of(measure.max, amount);
             let (book, limit) = &mut self.tokens;
             let claim = Claim { limit, subject: "", measure, amount, tag: 0 };
             match book.reserve(&[claim], at) {
@@ -269,11 +277,14 @@ impl Pace {
         sent.map(|()| hold)
     }
 
-    /// Notes that all gateways together have used up the last minute; returns the time until they are asked again.
-    fn full(&mut self, now: Instant) -> Duration {
+    /// Notes that all gateways together have left no room for such a request in the last minute; returns the time until
+    /// they are asked again.
+    fn full(&mut self, request: Request, now: Instant) -> Duration {
         let wait = self.whole.apart.clamp(AGAIN.0, AGAIN.1);
-        self.shut = Some(now + wait);
-        self.due = self.due.max(Some(now + wait));
+        self.shut[usize::from(request.is_extra)] = Some(now + wait);
+        if !request.is_extra {
+            self.due = self.due.max(Some(now + wait));
+        }
         wait
     }
 
@@ -341,20 +352,21 @@ impl Pace {
     /// most waiters, unless the newcomer's key would then have as many.
     fn make_room(&mut self, newcomer: Request) -> bool {
         let extra = self.line.iter().rposition(|waiter| waiter.request.is_extra && !newcomer.is_extra);
-        let Some(at) = extra.or_else(|| self.longest(newcomer.asker)) else { return false };
+        let Some(at) = extra.or_else(|| self.longest(newcomer)) else { return false };
         self.line.remove(at).wake.notify_one();
         true
     }
 
-    /// Index of the newest waiter of the client key with the most waiters; `None`: the newcomer's would have as many.
-    fn longest(&self, newcomer: Asker) -> Option<usize> {
+    /// Index of the newest waiter of the newcomer's kind, first or extra, of the client key with the most of them; `None`:
+    /// the newcomer's key would have as many.
+    fn longest(&self, newcomer: Request) -> Option<usize> {
         let mut counts = HashMap::new();
-        for waiter in &self.line {
+        for waiter in self.line.iter().filter(|waiter| waiter.request.is_extra == newcomer.is_extra) {
             *counts.entry(waiter.request.asker).or_insert(0_usize) += 1;
         }
-        let own = counts.get(&newcomer).copied().unwrap_or(0);
-        let (most, count) = counts.into_iter().max_by_key(|(asker, count)| (*count, *asker))?;
-        let at = self.line.iter().rposition(|waiter| waiter.request.asker == most);
+        let own = counts.get(&newcomer.asker).copied().unwrap_or(0);
+        let (asker, count) = counts.into_iter().max_by_key(|(asker, count)| (*count, *asker))?;
+        let at = self.line.iter().rposition(|waiter| waiter.is_in_row(Request { asker, ..newcomer }));
         at.filter(|_| count > own + 1)
     }
 
@@ -460,9 +472,9 @@ impl Pacer {
     ) -> Result<Paced, Duration> {
         let mut paced = Paced { pacer: self.clone(), hold, shared: None, is_sent: false, used: Some(0) };
         if let (Part::Whole, Some(Together { counters, key })) = (part, together) {
-            match counters.take(&SharedAsk::new(key, &self.config, request.tokens)).await {
+            match counters.take(&SharedAsk::new(key, &self.config, request)).await {
                 SharedAnswer::Counted(shared) => paced.shared = Some(shared),
-                SharedAnswer::Full => return Err(self.pace().full(Instant::now())),
+                SharedAnswer::Full => return Err(self.pace().full(request, Instant::now())),
                 SharedAnswer::Away(shared) => {
                     paced.shared = Some(shared);
                     let now = Instant::now();

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 
 use crate::PacingConfig;
+use crate::pace::Request;
 
 /// Counters of what all gateways together have sent with each key in the last minute.
 #[async_trait]
@@ -25,9 +26,9 @@ pub trait SharedPace: Send + Sync {
 pub struct SharedAsk<'a> {
     /// Name of the key, the same at every gateway; a hash, not the key.
     pub key: &'a str,
-    /// Requests of the key in a minute; 0: not paced.
+    /// Requests of the key in a minute, of which an extra attempt leaves a part to first attempts; 0: not paced.
     pub requests_per_minute: u64,
-    /// Tokens of the key in a minute; 0: not paced.
+    /// Tokens of the key in a minute, of which an extra attempt leaves a part to first attempts; 0: not paced.
     pub tokens_per_minute: u64,
     /// Estimated tokens of this request, at most `tokens_per_minute`.
     pub tokens: u64,
@@ -50,12 +51,13 @@ pub trait SharedHold: Send + Sync {
 }
 
 impl<'a> SharedAsk<'a> {
-    pub(crate) fn new(key: &'a str, config: &PacingConfig, tokens: u64) -> Self {
+    pub(crate) fn new(key: &'a str, config: &PacingConfig, request: Request) -> Self {
+        let tokens = request.tokens.min(config.tokens_per_minute);
         Self {
             key,
-            requests_per_minute: config.requests_per_minute.into(),
-            tokens_per_minute: config.tokens_per_minute,
-            tokens: tokens.min(config.tokens_per_minute),
+            requests_per_minute: request.most_of(config.requests_per_minute.into(), 1),
+            tokens_per_minute: request.most_of(config.tokens_per_minute, tokens),
+            tokens,
         }
     }
 }

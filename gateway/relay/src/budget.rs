@@ -3,17 +3,20 @@
 //! an argument.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_upstream::Asker;
 
 /// Initial tokens, and the level up to which one token per second is added, so that a model with few requests can retry at all.
+/// The client keys with a bucket share that second's token.
 const FLOOR: f64 = 10.0;
 /// Capacity of the bucket, in retries: a quiet hour does not pay for a retry storm.
 const MAX: f64 = 100.0;
 
 /// Most client keys with a bucket of their own. Beyond that the key that was seen longest ago loses its bucket.
 const OWN_MAX: usize = 1024;
+/// Time without a request after which a client key loses its bucket to one that retries for the first time.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// Buckets of one model: a retry or hedge takes a token of the model's and one of its client key's.
 #[derive(Debug)]
@@ -32,19 +35,17 @@ impl Budgets {
 
     /// Adds what time and one request of this client key earn, up to the buckets' capacity.
     pub(crate) fn earn(&mut self, asker: Asker, now: Instant) {
-        self.model.earn(now);
+        self.model.earn(now, 1);
+        let count = self.own.len();
         if let Some(own) = self.own.get_mut(&asker) {
-            own.earn(now);
+            own.earn(now, count);
         }
     }
 
     /// Takes one retry; false when a bucket is used up.
     pub(crate) fn spend(&mut self, asker: Asker, now: Instant) -> bool {
-        if self.own.len() >= OWN_MAX
-            && !self.own.contains_key(&asker)
-            && let Some(oldest) = self.own.iter().min_by_key(|(_, budget)| budget.seen).map(|(asker, _)| *asker)
-        {
-            self.own.remove(&oldest);
+        if !self.own.contains_key(&asker) {
+            self.make_room(now);
         }
         // What the model has saved up is there for a key that has not retried before.
         let saved = self.model.tokens.max(FLOOR);
@@ -52,6 +53,19 @@ impl Budgets {
         let own = self.own.entry(asker).or_insert_with(first);
         let is_enough = own.tokens >= 1.0 && self.model.spend();
         is_enough && own.spend()
+    }
+
+    /// Forgets the client keys that have sent no request for a while, and where the others are too many, the one that was
+    /// seen longest ago.
+    fn make_room(&mut self, now: Instant) {
+        self.own.retain(|_, own| own.seen.is_some_and(|seen| now.saturating_duration_since(seen) < IDLE));
+        if self.own.len() < OWN_MAX {
+            return;
+        }
+        let oldest = self.own.iter().min_by_key(|(_, own)| own.seen).map(|(asker, _)| *asker);
+        if let Some(oldest) = oldest {
+            self.own.remove(&oldest);
+        }
     }
 }
 
@@ -70,12 +84,12 @@ impl Budget {
         Self { share: f64::from(percent) / 100.0, tokens: FLOOR, seen: None }
     }
 
-    /// Adds what time and one request earn to the bucket, up to its capacity.
-    fn earn(&mut self, now: Instant) {
+    /// Adds what time, shared with other buckets, and one request earn to the bucket, up to its capacity.
+    fn earn(&mut self, now: Instant, shared: usize) {
         let seen = self.seen.replace(now).unwrap_or(now);
         let idle = now.saturating_duration_since(seen).as_secs_f64();
         if self.tokens < FLOOR {
-            self.tokens = (self.tokens + idle).min(FLOOR);
+            self.tokens = (self.tokens + idle / shared.max(1) as f64).min(FLOOR);
         }
         self.tokens = (self.tokens + self.share).min(MAX);
     }
@@ -99,7 +113,7 @@ mod tests {
     fn spent(budget: &mut Budget, now: Instant, requests: usize) -> usize {
         (0..requests)
             .filter(|_| {
-                budget.earn(now);
+                budget.earn(now, 1);
                 budget.spend()
             })
             .count()
@@ -129,6 +143,33 @@ mod tests {
         assert!((205..=225).contains(&taken), "a fifth of its own requests, and the floor: {taken}");
     }
 
+    /// Whatever two keys whose requests all fail do, at whatever budget, slow others have their retries.
+    #[test]
+    fn keys_whose_requests_all_fail_share_what_time_adds() {
+        for percent in [0, 20] {
+            let (mut budgets, start) = (Budgets::new(percent), Instant::now());
+            let [one, two, other] = ["one", "two", "other"].map(|key| Asker::new(key, None));
+            let (mut asked, mut left) = (0, 0);
+            for ms in (0..200_000).step_by(100) {
+                let now = start + Duration::from_millis(ms);
+                for fails in [one, two] {
+                    budgets.earn(fails, now);
+                    budgets.spend(fails, now);
+                }
+                // A request a second, of which one in ten fails.
+                if ms % 1000 == 0 {
+                    budgets.earn(other, now);
+                }
+                // Until its bucket has been there for a while, what the two have saved up may go first.
+                if ms % 10_000 == 0 && budgets.spend(other, now) | (ms < 60_000) {
+                    left += 1;
+                }
+                asked += usize::from(ms % 10_000 == 0);
+            }
+            assert_eq!(left, asked, "{percent}");
+        }
+    }
+
     #[test]
     fn a_key_alone_has_what_the_model_has_saved() {
         let (mut budgets, now, alone) = (Budgets::new(100), Instant::now(), Asker::new("alone", None));
@@ -140,13 +181,13 @@ mod tests {
     fn the_keys_with_a_bucket_are_bounded() {
         let (mut budgets, start) = (Budgets::new(20), Instant::now());
         for key in 0..2 * OWN_MAX as u64 {
-            let now = start + Duration::from_secs(key);
-            let asker = Asker::new(&key.to_string(), None);
-            budgets.earn(asker, now);
-            assert!(budgets.spend(asker, now), "{key}");
+            let now = start + Duration::from_millis(key);
+            budgets.spend(Asker::new(&key.to_string(), None), now);
         }
         assert_eq!(budgets.own.len(), OWN_MAX);
         assert!(!budgets.own.contains_key(&Asker::new("0", None)));
+        budgets.spend(Asker::new("later", None), start + 2 * IDLE);
+        assert_eq!(budgets.own.len(), 1, "those that send nothing are forgotten");
     }
 
     #[test]
@@ -158,7 +199,7 @@ mod tests {
             assert_eq!(spent(&mut budget, now, 1), 1);
         }
         let (mut budget, now) = (Budget::new(100), Instant::now());
-        (0..10_000).for_each(|_| budget.earn(now));
+        (0..10_000).for_each(|_| budget.earn(now, 1));
         assert_eq!((0..10_000).filter(|_| budget.spend()).count(), 100);
     }
 }

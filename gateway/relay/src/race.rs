@@ -86,8 +86,18 @@ enum Next {
 struct Lost {
     index: usize,
     verdict: Verdict,
-    /// True if the target was at its limit and was sent nothing, so that going on adds no load and counts as no retry.
-    is_free: bool,
+    next: Cost,
+}
+
+/// Price of an attempt at an equal target after a lost one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cost {
+    /// A retry of the budget.
+    Retry,
+    /// None: the lost attempt is a retry that was paid, and was sent nothing.
+    Paid,
+    /// None: the target was at its limit and was sent nothing, so that going on adds no load and counts as no retry.
+    Free,
 }
 
 /// Results of the work before the first attempt.
@@ -114,6 +124,8 @@ pub(super) struct Race {
     next: Next,
     /// First attempt that was lost while its hedge ran.
     outlived: Option<Lost>,
+    /// Failed attempt that the last retry repeats.
+    repeated: Option<Lost>,
     /// Bitmask of the targets tried, by index.
     tried: u32,
     retries: u32,
@@ -139,6 +151,7 @@ impl Race {
             retries: core.rules.retries,
             next: Next::First,
             outlived: None,
+            repeated: None,
             running: Vec::with_capacity(1),
             tried: 0,
             told: None,
@@ -279,27 +292,25 @@ impl Race {
 
     fn lose(&mut self, mut loser: Runner, failure: Failure, now: Instant) {
         let verdict = judge(&failure);
-        let is_free = !loser.sent.get() && verdict.reason == Some(Reason::RateLimit);
-        let lost = Lost { index: loser.index, verdict, is_free };
         settle(&mut loser.permit, &failure, verdict, now);
         let status = failure.upstream.as_ref().map_or_else(|| failure.status(), |upstream| upstream.status);
         let outcome = if failure.is_unheld() { UNHELD } else { verdict.reason.map_or("refused", Reason::name) };
         self.note(&loser, outcome, status, now);
+        if !loser.sent.get() && verdict.reason == Some(Reason::RateLimit) && loser.role != Role::Ordinary {
+            self.lose_unsent(&loser, now);
+            return;
+        }
+        let is_free = !loser.sent.get() && verdict.reason == Some(Reason::RateLimit);
+        let lost = Lost { index: loser.index, verdict, next: if is_free { Cost::Free } else { Cost::Retry } };
         self.soonest = self.soonest.into_iter().chain(failure.retry_after).min();
         // A hedge that its target refused says nothing of the first attempt, which may have failed before it.
         let is_hedge = loser.role == Role::Hedge;
         let is_refused_hedge = is_hedge && !failure.is_unheld() && !verdict.reason.is_some_and(Reason::is_target_fault);
-        // A retry that found no turn at the pace of the target that had failed says less than the failure.
-        let is_repeated =
-            is_free && self.attempts.iter().any(|attempt| attempt.sent && attempt.target == loser.permit.target.id);
-        if !is_repeated && self.told.as_ref().is_none_or(|told| rank(&failure) >= rank(told)) {
+        if self.told.as_ref().is_none_or(|told| rank(&failure) >= rank(told)) {
             self.told = Some(failure);
         }
-        if verdict.reason.is_none() && !is_hedge {
-            // The other attempts have the same request: its own fault ends them too.
-            for other in std::mem::take(&mut self.running) {
-                self.note(&other, "abandoned", 0, now);
-            }
+        if !is_hedge {
+            self.drop_hedges(verdict.reason.is_none(), now);
         }
         if !self.running.is_empty() {
             self.outlived = (!is_hedge).then_some(lost);
@@ -317,6 +328,34 @@ impl Race {
         }
     }
 
+    /// Goes on after a retry or hedge that found no turn at its target's pace: as if it had not been made. The failure that
+    /// it repeats decides what follows and what the client is told.
+    fn lose_unsent(&mut self, loser: &Runner, now: Instant) {
+        let before = match loser.role {
+            Role::Hedge => {
+                self.tried &= !(1 << loser.index);
+                self.outlived.take()
+            }
+            Role::Retry | Role::Ordinary => self.repeated.map(|before| Lost { next: Cost::Paid, ..before }),
+        };
+        if self.running.is_empty() {
+            self.next = before.map_or(Next::GiveUp, |before| self.after(before, now));
+        }
+    }
+
+    /// Drops the hedges of a first attempt that has failed: all of them where the request itself is at fault, and those
+    /// that wait for the pace of their target, whom the request can now ask as its next one.
+    fn drop_hedges(&mut self, is_at_fault: bool, now: Instant) {
+        let (dropped, kept) = std::mem::take(&mut self.running)
+            .into_iter()
+            .partition(|hedge: &Runner| is_at_fault || hedge.waited.is_waiting());
+        self.running = kept;
+        for hedge in dropped {
+            self.note(&hedge, "abandoned", 0, now);
+            self.tried &= !(1 << hedge.index);
+        }
+    }
+
     fn first(&mut self, now: Instant) -> Next {
         match self.core.first(0, self.asked, now) {
             Choice::Target(index) => Next::Start(index, Role::Ordinary, None),
@@ -326,10 +365,10 @@ impl Race {
 
     /// Next step after a failure: an equal target within the retries, then the fallback list.
     fn after(&mut self, lost: Lost, now: Instant) -> Next {
-        let Lost { index, verdict, is_free } = lost;
+        let Lost { index, verdict, next } = lost;
         let Some(reason) = verdict.reason else { return Next::GiveUp };
         if reason.is_target_fault()
-            && (self.retries > 0 || is_free)
+            && (self.retries > 0 || next != Cost::Retry)
             && self.core.tier().contains(&index)
             && let Some(next) = self.retry(lost, now)
         {
@@ -345,17 +384,17 @@ impl Race {
     }
 
     fn retry(&mut self, lost: Lost, now: Instant) -> Option<Next> {
-        let Lost { index, verdict, is_free } = lost;
-        let role = if is_free { Role::Ordinary } else { Role::Retry };
+        let Lost { index, verdict, next: cost } = lost;
+        let role = if cost == Cost::Free { Role::Ordinary } else { Role::Retry };
         let next = match self.core.choose(self.tried, self.asked, Reach::Good, now) {
             Choice::Target(other) => Next::Start(other, role, verdict.reason),
             Choice::None(until) => {
                 self.none(until, now);
-                let alone = verdict.again && self.core.is_open(index, self.asked, now);
+                let alone = cost == Cost::Retry && verdict.again && self.core.is_open(index, self.asked, now);
                 alone.then(|| Next::Again(index, now + PAUSE))?
             }
         };
-        if is_free {
+        if cost != Cost::Retry {
             return Some(next);
         }
         if !self.core.spend(self.asked.who.asker, now) {
@@ -363,6 +402,7 @@ impl Race {
             return None;
         }
         self.retries -= 1;
+        self.repeated = Some(lost);
         Some(next)
     }
 

@@ -15,7 +15,7 @@ pub mod lane;
 pub mod reasoning_signer;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -39,17 +39,35 @@ use penstock_telemetry::Trace;
 
 /// Time that a request has waited in this gateway for the pace of its upstream; clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Waited(Arc<AtomicU64>);
+pub struct Waited(Arc<Waits>);
+
+#[derive(Debug, Default)]
+struct Waits {
+    /// Sum of the waits that have ended, in nanoseconds.
+    ended: AtomicU64,
+    is_waiting: AtomicBool,
+}
 
 impl Waited {
-    /// Adds a wait that has ended.
-    pub fn add(&self, wait: Duration) {
-        self.0.fetch_add(wait.as_nanos() as u64, Ordering::Relaxed);
+    /// Notes that a wait begins.
+    pub fn begin(&self) {
+        self.0.is_waiting.store(true, Ordering::Relaxed);
     }
 
-    /// Sum of the waits so far.
+    /// Adds a wait that has ended.
+    pub fn add(&self, wait: Duration) {
+        self.0.is_waiting.store(false, Ordering::Relaxed);
+        self.0.ended.fetch_add(wait.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Returns true between the beginning and the end of a wait.
+    pub fn is_waiting(&self) -> bool {
+        self.0.is_waiting.load(Ordering::Relaxed)
+    }
+
+    /// Sum of the waits that have ended.
     pub fn get(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+        Duration::from_nanos(self.0.ended.load(Ordering::Relaxed))
     }
 }
 

@@ -168,6 +168,10 @@ fn an_extra_attempt_leaves_most_of_the_burst_and_of_the_tokens() {
     assert!(pace.at_once(with(700, extra(1)), Part::Own, start).is_ok());
     assert!(pace.at_once(with(100, extra(1)), Part::Own, start).is_err());
     assert!(pace.at_once(with(300, first(2)), Part::Own, start).is_ok());
+    // One that needs more than such a part waits for an empty minute and reserves all that it needs.
+    let next = start + seconds(62);
+    assert!(pace.at_once(with(900, extra(1)), Part::Own, next).is_ok());
+    assert!(pace.at_once(with(250, first(2)), Part::Own, next).is_err());
 }
 
 #[test]
@@ -195,6 +199,15 @@ fn extra_attempts_wait_behind_all_others_and_make_room_for_them() {
     let Step::Wait(wait) = pace.step(extras[0], Part::Own, now) else { panic!("it waits for three quarters") };
     assert!(wait > seconds(4), "{wait:?}");
     assert!(pace.at_once(first(3), Part::Own, now + MS).is_ok(), "who waits for a spare turn holds up nobody");
+}
+
+#[test]
+fn an_extra_attempt_takes_no_place_of_a_first_one() {
+    let start = Instant::now();
+    let mut pace = pace(600_000, 0, 1, start);
+    while pace.at_once(first(1), Part::Own, start).is_ok() {}
+    assert_eq!((0..LINE_MAX).filter_map(|_| wait(&mut pace, 1, 60, start)).count(), LINE_MAX);
+    assert!(matches!(pace.join(extra(2), seconds(60), Part::Own, start), Joined::Refused(_)));
 }
 
 proptest! {
@@ -265,13 +278,15 @@ impl SharedPace for Arc<Counted> {
     }
 
     async fn take(&self, asked: &SharedAsk<'_>) -> SharedAnswer {
-        assert_eq!((asked.key, asked.requests_per_minute), ("key", 6000));
+        assert_eq!(asked.key, "key");
+        // An extra attempt finds the last quarter of the minute taken.
+        let kept = 6000 - asked.requests_per_minute;
         self.asked.fetch_add(1, Ordering::SeqCst);
         tokio::task::yield_now().await;
         if !self.is_up() {
             return SharedAnswer::Away(Box::new(Counts(self.clone(), 0)));
         }
-        let taken = self.room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |room| room.checked_sub(1));
+        let taken = self.room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |room| (room > kept).then(|| room - 1));
         taken.map_or(SharedAnswer::Full, |_| SharedAnswer::Counted(Box::new(Counts(self.clone(), 1))))
     }
 }
@@ -299,6 +314,29 @@ async fn gateways_that_count_together_send_no_more_than_one_alone_and_lend_what_
     assert!(two.at_once(first(1), together()).await.is_err(), "nothing is left for the other");
     counters.room.store(1, Ordering::SeqCst);
     assert!(two.wait(first(1), seconds(30), together()).await.is_ok(), "who waits goes when there is room");
+}
+
+#[tokio::test]
+async fn an_extra_attempt_leaves_a_quarter_of_what_gateways_count_together() {
+    let counters = counted(1501);
+    let together = || Some(Together { counters: &counters, key: "key" });
+    let (one, two) = (sixth(2), sixth(2));
+    assert!(one.at_once(extra(1), together()).await.is_ok(), "more than a quarter is left");
+    let waits = {
+        let (one, counters) = (one.clone(), counters.clone());
+        tokio::spawn(async move {
+            one.wait(extra(1), seconds(30), Some(Together { counters: &counters, key: "key" })).await.is_ok()
+        })
+    };
+    for gateway in [&one, &two] {
+        assert!(gateway.at_once(extra(1), together()).await.is_err(), "a quarter is left");
+        assert!(gateway.at_once(first(1), together()).await.is_ok(), "it is for first attempts, which go on");
+    }
+    let asked = counters.asked.load(Ordering::SeqCst);
+    tokio::time::sleep(AGAIN.0 / 2).await;
+    assert!(counters.asked.load(Ordering::SeqCst) <= asked + 2, "who waits does not ask without a pause");
+    counters.room.store(3000, Ordering::SeqCst);
+    assert!(tokio::time::timeout(seconds(60), waits).await.expect("in time").expect("no panic"));
 }
 
 #[tokio::test]

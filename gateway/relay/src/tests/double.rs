@@ -100,6 +100,7 @@ pub(super) struct Double {
     /// Pace of the provider that the double plays, and the longest wait for it; `None`: it publishes no rate.
     pace: Option<(Mutex<Pace>, Duration)>,
     pub(super) opened: AtomicUsize,
+    extras: AtomicUsize,
     started: AtomicUsize,
     open: Arc<AtomicUsize>,
     pub(super) unready: Mutex<Option<String>>,
@@ -132,6 +133,7 @@ impl Double {
             Joined::Waits(id, _) => id,
         };
         let place = InLine(pace, id);
+        origin.waited.begin();
         let turn = poll_fn(|_| {
             let now_at = self.clock.now();
             match pace.lock().expect("pace").step(place.1, Part::Own, now_at) {
@@ -150,6 +152,11 @@ impl Double {
     /// Number of requests that came to the double.
     pub(super) fn opened(&self) -> usize {
         self.opened.load(SeqCst)
+    }
+
+    /// Number of requests that came to the double as retries or hedges.
+    pub(super) fn extras(&self) -> usize {
+        self.extras.load(SeqCst)
     }
 
     /// Requests that came over their measurement.
@@ -213,6 +220,7 @@ impl Upstream for Double {
         let turn = self.keys.take(origin.asker(&call), uses, self.clock.now()).map_err(AllRest::failure)?;
         self.turn_at_pace(origin.asker(&call), &origin).await?;
         self.opened.fetch_add(1, SeqCst);
+        self.extras.fetch_add(usize::from(origin.is_extra), SeqCst);
         self.open.fetch_add(1, SeqCst);
         let held = Held(self.open.clone());
         let own = self.acts_for.lock().expect("acts").get(&origin.tenant).copied();
@@ -423,6 +431,7 @@ impl World {
                     .filter(|_| *name == "a")
                     .map(|config| (Mutex::new(Pace::new(&config, clock.now())), config.wait)),
                 opened: AtomicUsize::new(0),
+                extras: AtomicUsize::new(0),
                 started: AtomicUsize::new(0),
                 open: Arc::default(),
                 unready: Mutex::default(),
@@ -611,4 +620,10 @@ fn text(said: &[ChatEvent]) -> String {
         _ => None,
     });
     words.collect::<String>().trim_end().to_owned()
+}
+
+/// Pace with a burst of four requests, of which an extra attempt needs three. `wait`: longest wait for a turn, in seconds.
+pub(super) fn four_at_once(wait: u64) -> Option<PacingConfig> {
+    let wait = Duration::from_secs(wait);
+    Some(PacingConfig { requests_per_minute: 40, tokens_per_minute: 0, gateways: 1, wait })
 }

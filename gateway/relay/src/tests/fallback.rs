@@ -188,6 +188,34 @@ fn a_wait_for_the_pace_takes_no_time_of_a_slow_provider() {
     }
 }
 
+/// A retry that finds no turn at its target's pace is as if it had not been made: the failure before it decides whether the
+/// fallback is asked, and is what the client is told.
+#[test]
+fn a_retry_without_a_turn_leaves_the_failure_before_it() {
+    for (fallback, story, status) in [("", "a:error a:rate_limit", 502), ("d", "a:error a:rate_limit d:answered", 200)]
+    {
+        let rules = ModelConfig { fallback_on: vec![Reason::Error], ..over("a", fallback) };
+        let world = World::paced(0, four_at_once(0), rules);
+        world.double("a").act(&[GOOD, GOOD, DOWN]);
+        assert_eq!([world.answer().text, world.answer().text], ["a a", "a a"], "half of the burst is used");
+        let outcome = world.answer();
+        assert_eq!(outcome.story(), story);
+        assert_eq!(outcome.failure.map_or(200, |failure| failure.status()), status, "{story}");
+    }
+}
+
+/// A retry stays one at the next equal target: it takes nothing there that first attempts need.
+#[test]
+fn a_retry_without_a_turn_is_one_at_the_next_target_too() {
+    let rules = ModelConfig { policy: Policy::Order, fallback_on: Vec::new(), ..over("bac", "") };
+    let world = World::paced(0, four_at_once(0), rules);
+    world.double("b").act(&[DOWN, DOWN, DOWN]);
+    let stories = [(); 3].map(|()| world.answer().story());
+    assert_eq!(stories[..2], ["b:error a:answered", "b:error a:answered"].map(String::from));
+    assert_eq!(stories[2], "b:error a:rate_limit c:answered");
+    assert_eq!((world.double("a").extras(), world.double("c").extras()), (2, 1));
+}
+
 #[test]
 fn a_whole_answer_has_no_first_token_to_wait_for() {
     let world = World::new(prompt_pair(250));

@@ -118,6 +118,22 @@ fn a_hedge_that_is_refused_leaves_the_first_attempt_its_retries_and_fallbacks() 
     }
 }
 
+/// A hedge that waits for a spare turn at its target's pace, or is refused one, is as if it had not been made: when the first
+/// attempt fails, the request asks that target as its next one.
+#[test]
+fn a_hedge_without_a_turn_leaves_its_target_to_the_fallback() {
+    let hedge_after = Some(Duration::from_millis(50));
+    for (wait, story) in [(0, "a:rate_limit b:error a:answered"), (5, "b:error a:abandoned a:answered")] {
+        let rules = ModelConfig { retries: 0, hedge_after, ..over("b", "a") };
+        let world = World::paced(0, four_at_once(wait), rules);
+        world.double("b").act(&[DOWN, DOWN, Act::Refuse(FaultClass::Server, 100, None)]);
+        assert_eq!([world.answer().text, world.answer().text], ["a a", "a a"], "half of the burst is used");
+        let outcome = world.answer();
+        assert_eq!((outcome.text.as_str(), outcome.story().as_str()), ("a a", story));
+        assert_eq!((outcome.took.as_millis(), outcome.header("x-penstock-hedged")), (100, None), "{story}");
+    }
+}
+
 #[test]
 fn hedges_are_paid_from_the_budget() {
     let world = World::new(ModelConfig { retry_budget_percent: 0, ..hedged() });
