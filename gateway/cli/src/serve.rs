@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -307,36 +307,50 @@ fn started(
 /// Endpoint picker, where the config has one.
 #[derive(Clone)]
 struct Picker {
-    /// Socket and TLS until it serves.
-    settings: Arc<Mutex<Option<penstock_picker::Settings>>>,
-    running: Arc<Mutex<Option<Arc<penstock_picker::Running>>>>,
+    stage: Arc<Mutex<Stage>>,
     /// Gateway that picks; its config in force says how long open requests go on.
     gateway: Arc<Gateway>,
+}
+
+/// Stage of the endpoint picker. The lock is held while the service starts, so that an end that comes meanwhile ends it.
+enum Stage {
+    /// Not serving yet.
+    Prepared(penstock_picker::Settings),
+    Serving(Arc<penstock_picker::Running>),
+    /// The config has none, or the process ends.
+    Absent,
 }
 
 impl Picker {
     fn prepare(gateway: &Arc<Gateway>, config: &Snapshot, listeners: &Listeners) -> anyhow::Result<Self> {
         let listener = listeners.picker().context("the endpoint picker's socket")?;
-        let settings = match listener.zip(config.endpoint_picker.as_ref()) {
+        let stage = match listener.zip(config.endpoint_picker.as_ref()) {
             Some((listener, asked)) => {
                 let tls = server::picker_tls(gateway, asked.tls.as_ref())?;
-                Some(penstock_picker::Settings { listener, tls, threads: config.threads })
+                Stage::Prepared(penstock_picker::Settings { listener, tls, threads: config.threads })
             }
-            None => None,
+            None => Stage::Absent,
         };
-        Ok(Self { settings: Arc::new(Mutex::new(settings)), running: Arc::default(), gateway: gateway.clone() })
+        Ok(Self { stage: Arc::new(Mutex::new(stage)), gateway: gateway.clone() })
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Serves, once.
     fn start(&self) {
-        let settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(settings) = settings else { return };
+        let mut stage = self.stage();
+        let settings = match std::mem::replace(&mut *stage, Stage::Absent) {
+            Stage::Prepared(settings) => settings,
+            other => return *stage = other,
+        };
         let listen = settings.listener.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
         let tls = settings.tls.is_some();
         match penstock_picker::start(self.gateway.clone(), settings) {
             Ok(running) => {
                 tracing::info!(listen, tls, "endpoint picker serves");
-                *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(running));
+                *stage = Stage::Serving(Arc::new(running));
             }
             Err(error) => tracing::error!(%error, "the endpoint picker could not start"),
         }
@@ -344,7 +358,10 @@ impl Picker {
 
     /// Handle of the service; no lock is held on it, since the wait for its end can be long.
     fn running(&self) -> Option<Arc<penstock_picker::Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        match &*self.stage() {
+            Stage::Serving(running) => Some(running.clone()),
+            Stage::Prepared(_) | Stage::Absent => None,
+        }
     }
 
     /// Leaves new requests to the next process; open ones go on.
@@ -355,10 +372,15 @@ impl Picker {
 
     /// Takes no more requests, since a signal ends the process; open ones end beside the gateway's own, within the same grace time.
     fn end(&self) {
-        // Whoever has not begun to serve does not begin any more.
-        drop(self.settings.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let grace = self.gateway.serving().config.grace;
-        self.running().iter().for_each(|running| running.leave(grace));
+        let running = {
+            let mut stage = self.stage();
+            match &*stage {
+                Stage::Serving(running) => running.clone(),
+                // What has not begun to serve does not begin any more.
+                Stage::Prepared(_) | Stage::Absent => return *stage = Stage::Absent,
+            }
+        };
+        running.leave(self.gateway.serving().config.grace);
     }
 
     /// Waits for the open requests until the grace time is over that [`Self::leave`] or [`Self::end`] has set.
