@@ -16,6 +16,8 @@ pub struct Seen {
     pub complete: bool,
     /// Token counts as the answer last reported them; `None` until it has.
     pub usage: Option<Usage>,
+    /// Part of `usage` that the answer reports beside its own counts: Anthropic's compactions.
+    pub(crate) compacted: Usage,
     /// Service tier that the answer reports.
     pub tier: Option<ServiceTier>,
     /// Finish reason; of several choices, the last that finished.

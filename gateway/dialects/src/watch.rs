@@ -215,7 +215,15 @@ impl Watch {
         let data = std::mem::take(&mut self.data);
         let joined;
         let bytes = match data {
-            Data::None => return,
+            Data::None => {
+                // Google's SDKs take a comment for a broken chunk; empty lines they skip.
+                let lines = &self.held[self.event..end];
+                let lines = lines.strip_prefix(BYTE_ORDER_MARK).unwrap_or(lines);
+                if self.surface == Surface::Generate && lines.iter().any(|byte| !matches!(byte, b'\n' | b'\r')) {
+                    dropped.push((self.event, end));
+                }
+                return;
+            }
             Data::One(from, to) => &self.held[from..to],
             Data::Several(from, to) => {
                 joined = join(&self.held[from..to]);

@@ -208,6 +208,49 @@ fn messages_merge_their_counts() {
 }
 
 #[test]
+fn compactions_are_counted_beside_the_answer() {
+    let iteration = |kind: &str, input: u64, output: u64| {
+        let cache = r#""cache_read_input_tokens":3,"cache_creation_input_tokens":1"#;
+        format!(r#"{{"type":"{kind}","input_tokens":{input},{cache},"output_tokens":{output}}}"#)
+    };
+    let (first, second) = (iteration("compaction", 180, 35), iteration("compaction", 100, 15));
+    let others = [iteration("message", 23, 9), iteration("advisor_message", 1000, 1000)].join(",");
+    let event = |json: String| format!("data: {json}\n\n");
+    let text = [
+        event(r#"{"type":"message_start","message":{"usage":{"input_tokens":5,"cache_read_input_tokens":7,"output_tokens":1,"iterations":null}}}"#.into()),
+        event(format!(r#"{{"type":"message_delta","delta":{{}},"usage":{{"output_tokens":4,"iterations":[{first}]}}}}"#)),
+        event(r#"{"type":"message_delta","delta":{},"usage":{"output_tokens":6}}"#.into()),
+        // Another event repeats the list, and adds to it.
+        event(format!(
+            r#"{{"type":"message_delta","delta":{{"stop_reason":"end_turn"}},"usage":{{"output_tokens":9,"iterations":[{first},{others},{second},1]}}}}"#
+        )),
+        event(r#"{"type":"message_stop"}"#.into()),
+    ]
+    .concat();
+    let expected = Usage {
+        prompt_tokens: 12 + 184 + 104,
+        cached_tokens: 7 + 3 + 3,
+        cache_write_tokens: 1 + 1,
+        completion_tokens: 9 + 35 + 15,
+        reasoning_tokens: 0,
+    };
+    each_cut(Surface::Messages, false, text.as_bytes(), |out, ended, seen| {
+        assert_eq!((out.as_slice(), ended, seen.usage), (text.as_bytes(), Ok(()), Some(expected)));
+    });
+    let counts = r#""input_tokens":5,"cache_read_input_tokens":7,"output_tokens":9"#;
+    for (list, expected) in [
+        (format!("[{first},{others},{second}]"), expected),
+        ("[]".to_owned(), Usage { prompt_tokens: 12, cached_tokens: 7, completion_tokens: 9, ..Usage::default() }),
+    ] {
+        let body = format!(
+            r#"{{"type":"message","content":[],"stop_reason":"end_turn","usage":{{"iterations":{list},{counts}}}}}"#
+        );
+        let seen = whole(Surface::Messages, body.as_bytes()).expect("an answer");
+        assert_eq!(seen.usage, Some(expected), "{list}");
+    }
+}
+
+#[test]
 fn gemini_is_complete_with_a_finish_reason() {
     let text = b"data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"a\"}]}}],\"usageMetadata\":{\"promptTokenCount\":3}}\r\n\r\n\
         data: {\"candidates\":[{\"finishReason\":\"STOP\"}],\"usageMetadata\":{\"promptTokenCount\":3,\"candidatesTokenCount\":2,\"thoughtsTokenCount\":4}}\r\n\r\n";
@@ -218,6 +261,17 @@ fn gemini_is_complete_with_a_finish_reason() {
     let open = b"data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"a\"}]}}]}\n\n";
     each_cut(Surface::Generate, false, open, |_, ended, _| {
         assert_eq!(ended.map_err(|fault| fault.class), Err(FaultClass::Truncated));
+    });
+}
+
+#[test]
+fn comments_are_kept_from_clients_of_gemini() {
+    let chunk = "data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"a\"}]}}]}\n\n";
+    let last = ": kept, as it is a part of an event\ndata: {\"candidates\":[{\"finishReason\":\"STOP\"}]}\n\n";
+    let text = format!(": keep-alive\n\n\n\n{chunk}: keep-alive\n\n\nevent: ping\n\n{last}: x-penstock-cost: 1\n\n");
+    each_cut(Surface::Generate, false, text.as_bytes(), |out, ended, seen| {
+        assert_eq!((String::from_utf8_lossy(&out).into_owned(), ended), (format!("\n\n{chunk}\n{last}"), Ok(())));
+        assert_eq!((seen.finish, seen.pieces), (Some(FinishReason::Stop), 1));
     });
 }
 

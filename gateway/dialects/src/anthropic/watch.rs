@@ -76,6 +76,8 @@ struct Counts {
     output: Option<u64>,
     read: Option<u64>,
     written: Option<u64>,
+    /// Counts of the compactions so far; the counts above leave them out, and they are billed.
+    compacted: Option<Usage>,
     tier: Option<ServiceTier>,
 }
 
@@ -119,39 +121,108 @@ impl Top {
 }
 
 impl Counts {
+    /// Place of the count with this name.
+    fn place(&mut self, name: &str) -> Option<&mut Option<u64>> {
+        match name {
+            "input_tokens" => Some(&mut self.input),
+            "output_tokens" => Some(&mut self.output),
+            "cache_read_input_tokens" => Some(&mut self.read),
+            "cache_creation_input_tokens" => Some(&mut self.written),
+            _ => None,
+        }
+    }
+
     fn read(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
-        reader.object(|reader, key| {
-            let place = match (key.as_ref(), reader.kind()?) {
-                ("input_tokens", Kind::Number) => &mut self.input,
-                ("output_tokens", Kind::Number) => &mut self.output,
-                ("cache_read_input_tokens", Kind::Number) => &mut self.read,
-                ("cache_creation_input_tokens", Kind::Number) => &mut self.written,
-                ("service_tier" | "speed", Kind::String) => {
-                    let name = reader.string()?;
-                    // A request can be told two tiers: the dearer one counts.
-                    if self.tier.is_none() || ServiceTier::named(&name) != ServiceTier::Standard {
-                        self.tier = Some(ServiceTier::named(&name));
-                    }
-                    return Ok(());
+        reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
+            (name, Kind::Number) => match self.place(name) {
+                Some(place) => count(reader, place.insert(0)),
+                None => reader.skip(),
+            },
+            ("service_tier" | "speed", Kind::String) => {
+                let name = reader.string()?;
+                // A request can be told two tiers: the dearer one counts.
+                if self.tier.is_none() || ServiceTier::named(&name) != ServiceTier::Standard {
+                    self.tier = Some(ServiceTier::named(&name));
                 }
-                _ => return reader.skip(),
-            };
-            count(reader, place.insert(0))
+                Ok(())
+            }
+            ("iterations", Kind::Array) => {
+                self.compacted = Some(compactions(reader)?);
+                Ok(())
+            }
+            _ => reader.skip(),
         })
     }
 
-    /// Stores the counts in `seen`. The API counts cached tokens beside the input; here they are part of it.
+    /// Stores the counts in `seen`: those of the answer, and beside them the compactions.
     fn into(self, seen: &mut Seen) {
-        if self.input.is_none() && self.output.is_none() {
+        if self.input.is_none() && self.output.is_none() && self.compacted.is_none() {
             return;
         }
-        let known = seen.usage.get_or_insert_with(Usage::default);
+        let known = less(seen.usage.unwrap_or_default(), seen.compacted);
+        seen.compacted = self.compacted.unwrap_or(seen.compacted);
+        seen.usage = Some(sum(self.usage(known), seen.compacted));
+    }
+
+    /// Counts as ours, those that are not reported as in `known`. The API counts cached tokens beside the input; here they are
+    /// part of it.
+    fn usage(&self, known: Usage) -> Usage {
         let fresh = known.prompt_tokens.saturating_sub(known.cached_tokens).saturating_sub(known.cache_write_tokens);
         let (fresh, read) = (self.input.unwrap_or(fresh), self.read.unwrap_or(known.cached_tokens));
         let written = self.written.unwrap_or(known.cache_write_tokens);
-        known.prompt_tokens = fresh.saturating_add(read).saturating_add(written);
-        (known.cached_tokens, known.cache_write_tokens) = (read, written);
-        known.completion_tokens = self.output.unwrap_or(known.completion_tokens);
+        Usage {
+            prompt_tokens: fresh.saturating_add(read).saturating_add(written),
+            cached_tokens: read,
+            cache_write_tokens: written,
+            completion_tokens: self.output.unwrap_or(known.completion_tokens),
+            ..known
+        }
+    }
+}
+
+/// Reads `usage.iterations` and returns the sum of its compactions. Iterations of the model itself are in the answer's own counts.
+/// Those of an advisor are not, but another model makes them, at another price: they are not counted.
+fn compactions(reader: &mut Reader<'_>) -> Result<Usage, Fault> {
+    let mut all = Usage::default();
+    reader.array(|reader, _| {
+        if reader.kind()? != Kind::Object {
+            return reader.skip();
+        }
+        let (mut counts, mut is_compaction) = (Counts::default(), false);
+        reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
+            ("type", Kind::String) => {
+                is_compaction = reader.string()? == "compaction";
+                Ok(())
+            }
+            (name, Kind::Number) => match counts.place(name) {
+                Some(place) => count(reader, place.insert(0)),
+                None => reader.skip(),
+            },
+            _ => reader.skip(),
+        })?;
+        if is_compaction {
+            all = sum(all, counts.usage(Usage::default()));
+        }
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+fn sum(one: Usage, other: Usage) -> Usage {
+    each(one, other, u64::saturating_add)
+}
+
+fn less(one: Usage, other: Usage) -> Usage {
+    each(one, other, u64::saturating_sub)
+}
+
+fn each(one: Usage, other: Usage, of: fn(u64, u64) -> u64) -> Usage {
+    Usage {
+        prompt_tokens: of(one.prompt_tokens, other.prompt_tokens),
+        cached_tokens: of(one.cached_tokens, other.cached_tokens),
+        cache_write_tokens: of(one.cache_write_tokens, other.cache_write_tokens),
+        completion_tokens: of(one.completion_tokens, other.completion_tokens),
+        reasoning_tokens: of(one.reasoning_tokens, other.reasoning_tokens),
     }
 }
 
