@@ -22,6 +22,14 @@ pub(crate) enum Thought {
 }
 
 impl Thought {
+    /// Thought with this text and this signature; the signature may be the data of a redacted one, which has no text.
+    pub(crate) fn signed(text: String, signature: String) -> Self {
+        match signature.strip_prefix(REDACTED) {
+            Some(data) => Self::Redacted(data.to_owned()),
+            None => Self::Plain { text, signature: Some(signature) },
+        }
+    }
+
     /// The thought without a signature that the gateway made: no provider takes one.
     pub(crate) fn without_own_signature(self) -> Self {
         match self {

@@ -130,7 +130,8 @@ pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>
         Protocol::OpenAi => Some(Box::new(openai::ChatCodec::default())),
         Protocol::Azure => Some(Box::new(openai::ChatCodec::strict())),
         Protocol::Anthropic => Some(Box::new(anthropic::Codec::default())),
-        Protocol::Gemini | Protocol::Vertex => Some(Box::new(gemini::Codec::default())),
+        Protocol::Gemini => Some(Box::new(gemini::Codec::default())),
+        Protocol::Vertex => Some(Box::new(gemini::Codec::vertex())),
         Protocol::OpenAiResponses if is_strict(config) => Some(Box::new(openai::ResponsesCodec::strict())),
         Protocol::OpenAiResponses => Some(Box::new(openai::ResponsesCodec::default())),
         Protocol::Bedrock => Some(Box::new(bedrock::Codec)),
@@ -162,6 +163,23 @@ mod tests {
     use penstock_http::client::Target;
 
     use super::*;
+
+    #[test]
+    fn calls_have_ids_where_the_provider_takes_them() {
+        let chat = br#"{"model":"m","messages":[{"role":"user","content":"hi"},
+            {"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"f","arguments":"{}"}}]},
+            {"role":"tool","tool_call_id":"call_1","content":"x"}]}"#;
+        let chat = openai::chat(chat, &penstock_types::Bounds::default()).expect("good").request;
+        for (protocol, has_ids) in [(Protocol::Gemini, true), (Protocol::Vertex, false)] {
+            let target = Target::parse("https://example.com/v1").expect("a target");
+            let config = ProviderConfig { protocol, ..ProviderConfig::at(target) };
+            let body = codec_of(&config).expect("a codec").encode(&chat, "gemini-3-pro").expect("can be said").body;
+            let body = String::from_utf8(body).expect("text");
+            assert_eq!(body.matches("call_1").count(), if has_ids { 2 } else { 0 }, "{body}");
+            assert_eq!(body.matches("\"id\"").count(), if has_ids { 2 } else { 0 }, "{body}");
+            assert!(body.contains("functionCall") && body.contains("functionResponse"), "{body}");
+        }
+    }
 
     #[test]
     fn openais_hosts_are_known_whatever_the_region_and_the_port() {

@@ -37,9 +37,10 @@ pub(super) fn text(out: &mut BytesMut, text: &str, thought: bool) {
     out.put_u8(b'}');
 }
 
-/// Writes a part that holds a signature alone.
+/// Writes a part that holds a signature of reasoning alone. The part is a thought: chats of Google's SDK for JavaScript forget a turn
+/// with an empty text that is none.
 pub(super) fn lone_signature(out: &mut BytesMut, given: &str) {
-    out.put_slice(b"{\"text\":\"\"");
+    out.put_slice(b"{\"text\":\"\",\"thought\":true");
     thought_signature(out, given, Signed::Reasoning);
     out.put_u8(b'}');
 }

@@ -31,9 +31,16 @@ pub enum ThinkingStyle {
 pub struct Codec {
     /// Form in which reasoning is asked for.
     pub thinking: ThinkingStyle,
+    /// True for Vertex AI, which refuses the ids of calls and of their results: it finds a call by the function's name.
+    pub without_ids: bool,
 }
 
 impl Codec {
+    /// Settings for Vertex AI.
+    pub fn vertex() -> Self {
+        Self { without_ids: true, ..Self::default() }
+    }
+
     /// Form of the reasoning field that `model` understands; never [`ThinkingStyle::ByModel`].
     fn style(self, model: &str) -> ThinkingStyle {
         let old = || ["gemini-1", "gemini-2"].iter().any(|family| model.contains(family));
@@ -60,7 +67,7 @@ impl ProviderCodec for Codec {
             Request::Chat(chat) => {
                 let stream = chat.stream.is_some();
                 let method = if stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
-                (method, encode::body(chat, self.style(model))?)
+                (method, encode::body(chat, self.style(model), self.without_ids)?)
             }
             Request::Embed(embed) => ("batchEmbedContents", vectors::body(embed, &resource(model))?),
             Request::Complete(_) => return refused("plain continuations"),

@@ -113,6 +113,29 @@ fn thoughts_are_shown_when_asked_for() {
 }
 
 #[test]
+fn a_signature_without_its_thought_is_no_empty_text() {
+    let events = [
+        thought("Hm."),
+        signed("EqQB"),
+        call(0, "f", None),
+        arguments(0, "{}"),
+        thought("Hm."),
+        signed("EqQC"),
+        finish(0, FinishReason::ToolCalls),
+        usage(),
+    ];
+    let parts = |answer: &Value| answer["candidates"][0]["content"]["parts"].as_array().cloned().unwrap_or_default();
+    let answer: Value = serde_json::from_str(&whole("", &events).expect("whole")).expect("JSON");
+    let mut streamed = chunks(&streamed(Framing::Events, "", &events));
+    // The last chunk has the end and the counts, and an empty text as Google's has.
+    streamed.pop();
+    for said in [parts(&answer), streamed.iter().flat_map(parts).collect()] {
+        assert_eq!(said.iter().filter(|part| part["thoughtSignature"].is_string()).count(), 2, "{said:?}");
+        assert!(said.iter().all(|part| part["text"] != "" || part["thought"] == true), "{said:?}");
+    }
+}
+
+#[test]
 fn calls_are_whole() {
     let events = [
         text(0, "Ask."),

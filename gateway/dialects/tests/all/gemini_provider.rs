@@ -108,7 +108,8 @@ fn reasoning_is_a_budget_or_a_level() {
         let mut request =
             ChatRequest::new("x".into(), vec![Message { content: Some("hi".into()), ..Message::default() }]);
         (request.reasoning_effort, request.reasoning_tokens_max) = (effort, tokens);
-        let call = Codec { thinking: style }.encode(&Request::Chat(Box::new(request)), "m").expect("good");
+        let codec = Codec { thinking: style, ..Codec::default() };
+        let call = codec.encode(&Request::Chat(Box::new(request)), "m").expect("good");
         let body: Value = serde_json::from_slice(&call.body).expect("JSON");
         body["generationConfig"]["thinkingConfig"].clone()
     };

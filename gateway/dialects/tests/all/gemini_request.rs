@@ -6,7 +6,9 @@ use common::check_golden;
 use penstock_dialects::gemini::{count, embed, generate};
 use penstock_types::codec::Framing;
 use penstock_types::request::{ImageSource, Part};
-use penstock_types::{Bounds, ChatRequest, EmbedRequest, ReasoningEffort, Request, ResponseFormat, Role, ToolChoice};
+use penstock_types::{
+    Bounds, ChatRequest, EmbedRequest, Message, ReasoningEffort, Request, ResponseFormat, Role, ToolChoice,
+};
 
 fn decoded(body: &str) -> ChatRequest {
     let decoded = generate("models/m", Framing::Whole, body.as_bytes(), &Bounds::default());
@@ -209,12 +211,85 @@ fn formats() {
 #[test]
 fn a_signature_may_stand_anywhere() {
     let chat = decoded(
-        r#"{"contents":[{"role":"model","parts":[{"text":"a"},{"text":"","thoughtSignature":"_-8="}]},
+        r#"{"contents":[{"role":"model","parts":[{"text":"a"},{"text":"","thoughtSignature":"_-8="}]},{"parts":{"text":"b"}},
         {"role":"model","parts":[{"thoughtSignature":"AAAA"}]}]}"#,
     );
-    assert_eq!(chat.messages[0].content.as_deref(), Some("a"));
-    assert_eq!(chat.messages[0].reasoning_signature.as_deref(), Some("gemini:/+8="));
-    assert_eq!(chat.messages[1].reasoning_signature.as_deref(), Some("gemini:AAAA"));
+    let told = |at: usize| (chat.messages[at].content.as_deref(), chat.messages[at].reasoning_signature.as_deref());
+    assert_eq!(told(0), (Some("a"), Some("gemini:/+8=")));
+    assert_eq!(told(2), (Some(""), Some("gemini:AAAA")));
+}
+
+#[test]
+fn contents_of_the_model_in_a_row_are_one_turn() {
+    // The histories of Google's SDKs after streams: each chunk is a content.
+    let chat = decoded(
+        r#"{"contents":[{"parts":{"text":"go"}},
+        {"role":"model","parts":[{"functionCall":{"name":"a"}}]},
+        {"role":"model","parts":[{"functionCall":{"name":"b"}}]},
+        {"role":"model","parts":[{"text":""}]},
+        {"role":"user","parts":[{"functionResponse":{"name":"b","response":{}}},{"functionResponse":{"name":"a","response":{}}}]},
+        {"role":"model","parts":[{"text":"x"}]},{"role":"user","parts":[]},{"role":"model","parts":[{"text":"y"}]},
+        {"role":"model","parts":[{"text":""}]}]}"#,
+    );
+    let calls = |said: &Message| said.tool_calls.iter().map(|call| call.id.clone()).collect::<Vec<_>>();
+    let told: Vec<_> = chat
+        .messages
+        .iter()
+        .map(|said| (said.role, said.content.as_deref(), calls(said), said.tool_call_id.as_deref()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (Role::User, Some("go"), vec![], None),
+            (Role::Assistant, None, vec!["call_0".to_owned(), "call_1".to_owned()], None),
+            (Role::Tool, Some("{}"), vec![], Some("call_1")),
+            (Role::Tool, Some("{}"), vec![], Some("call_0")),
+            (Role::Assistant, Some("xy"), vec![], None),
+        ]
+    );
+}
+
+#[test]
+fn each_thought_of_a_turn_keeps_its_signature() {
+    let chat = decoded(
+        r#"{"contents":[{"role":"model","parts":[{"text":"Let ","thought":true}]},
+        {"role":"model","parts":[{"text":"me.","thought":true}]},
+        {"role":"model","parts":[{"text":"","thought":true,"thoughtSignature":"AAAA"}]},
+        {"role":"model","parts":[{"text":"Hi"},{"text":"Again.","thought":true}]},
+        {"role":"model","parts":[{"text":" you","thoughtSignature":"BBBB"}]},
+        {"role":"model","parts":[{"text":"","thought":true,"thoughtSignature":"cGVuc3RvY2s6cmVkYWN0ZWRfdGhpbmtpbmc6aGlkZGVu"}]}]}"#,
+    );
+    let [message] = chat.messages.as_slice() else { panic!("{:?}", chat.messages) };
+    assert_eq!((message.reasoning.as_deref(), message.content.as_deref()), (Some("Let me.\n\nAgain."), Some("Hi you")));
+    let packed = r#"[{"type":"thinking","thinking":"Let me.","signature":"gemini:AAAA"},{"type":"thinking","thinking":"Again.","signature":"gemini:BBBB"},{"type":"redacted_thinking","data":"hidden"}]"#;
+    assert_eq!(message.reasoning_signature.as_deref(), Some(packed));
+}
+
+#[test]
+fn answers_to_calls_stand_before_what_else_the_user_says() {
+    let answer = |name: &str| format!(r#"{{"functionResponse":{{"name":"{name}","response":{{}}}}}}"#);
+    let chat = decoded(&format!(
+        r#"{{"contents":[{{"parts":{{"text":"go"}}}},
+        {{"role":"model","parts":[{{"functionCall":{{"name":"a"}}}},{{"functionCall":{{"name":"b"}}}}]}},
+        {{"parts":[{{"text":"1"}},{}]}},{{"parts":{{"text":"2"}}}},{{"parts":[{}]}},{{"role":"model","parts":[{{"text":"x"}}]}},{{"parts":{{"text":"3"}}}}]}}"#,
+        answer("b"),
+        answer("a")
+    ));
+    let told: Vec<_> = chat.messages.iter().map(|said| (said.role, said.content.as_deref())).collect();
+    use Role::*;
+    assert_eq!(
+        told,
+        [
+            (User, Some("go")),
+            (Assistant, None),
+            (Tool, Some("{}")),
+            (Tool, Some("{}")),
+            (User, Some("1")),
+            (User, Some("2")),
+            (Assistant, Some("x")),
+            (User, Some("3")),
+        ]
+    );
 }
 
 #[test]
@@ -310,6 +385,13 @@ fn bounds_hold() {
     ] {
         assert_eq!(refused(body), penstock_types::ApiErrorKind::TooLarge, "{body}");
     }
+    // Chunks of one answer are one message; they have a bound of their own.
+    let streamed = |chunks: usize| {
+        let chunk = r#",{"role":"model","parts":[{"text":"a"}]}"#.repeat(chunks);
+        format!(r#"{{"contents":[{{"parts":{{"text":"a"}}}}{chunk}]}}"#)
+    };
+    assert!(generate("m", Framing::Whole, streamed(31).as_bytes(), &small).is_ok());
+    assert_eq!(refused(&streamed(32)), penstock_types::ApiErrorKind::TooLarge);
 }
 
 #[test]

@@ -190,6 +190,31 @@ fn signatures_reach_the_provider_that_made_them_alone() {
 }
 
 #[test]
+fn thoughts_of_one_turn_go_back_each_with_its_signature() {
+    let made = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let claudes = [made(&["EqQBone", "EqQBtwo"]), made(&["EqQBone", "EqQBtwo"]), made(&["QUJD"]), made(&["gAAAAABo"])];
+    let item = |text: &str, encrypted: &str| json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": text}], "encrypted_content": encrypted});
+    let said = json!({"type": "message", "role": "assistant", "content": "said"});
+    let input = json!([{"role": "user", "content": "a"}, item("one", "anthropic:EqQBone"), item("g", "gemini:QUJD"),
+        item("o", "gAAAAABo"), item("two", "anthropic:EqQBtwo"), said]);
+    let responses = read(openai::responses, &json!({"model": "m", "input": input}));
+    // As the gateway gives them to Google's SDKs, which keep each chunk of a stream as a content.
+    let part = |text: &str, signature: &str| json!({"role": "model", "parts": [{"text": text, "thought": true, "thoughtSignature": signature}]});
+    let contents = json!([{"role": "user", "parts": [{"text": "a"}]},
+        part("one", "cGVuc3RvY2s6RXFRQm9uZQ=="), part("o", "cGVuc3RvY2s6Z0FBQUFBQm8="), part("two", "cGVuc3RvY2s6RXFRQnR3bw=="),
+        {"role": "model", "parts": [{"text": "sa"}]}, {"role": "model", "parts": [{"text": "id", "thoughtSignature": "QUJD"}]}]);
+    let google =
+        read(|body, bounds| gemini::generate("m", Framing::Whole, body, bounds), &json!({"contents": contents}));
+    for request in [responses, google] {
+        assert_eq!(signatures(&request), claudes);
+        let asked = body(&anthropic::Codec::default(), &request);
+        let blocks = asked["messages"][1]["content"].as_array().expect("blocks");
+        let thoughts: Vec<_> = blocks.iter().filter_map(|block| block["thinking"].as_str()).collect();
+        assert_eq!(thoughts, ["one", "two"], "each text under its own signature");
+    }
+}
+
+#[test]
 fn images_of_results_follow_the_results() {
     let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}});
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "look", "input": {}});

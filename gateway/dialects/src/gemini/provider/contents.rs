@@ -29,12 +29,14 @@ pub(super) struct Turns {
     /// True if the open content has a part already.
     begun: bool,
     wants_signatures: bool,
+    /// True if calls and their results are written without their ids.
+    without_ids: bool,
 }
 
 impl Turns {
-    /// Writes the messages of a request.
-    pub(super) fn write(chat: &ChatRequest, style: ThinkingStyle) -> Result<Self, ApiError> {
-        let mut turns = Self { wants_signatures: style == ThinkingStyle::Level, ..Self::default() };
+    /// Writes the messages of a request; `without_ids`: calls and their results without ids.
+    pub(super) fn write(chat: &ChatRequest, style: ThinkingStyle, without_ids: bool) -> Result<Self, ApiError> {
+        let mut turns = Self { wants_signatures: style == ThinkingStyle::Level, without_ids, ..Self::default() };
         for (index, message) in chat.messages.iter().enumerate() {
             match message.role {
                 Role::System => turns.system(message),
@@ -147,7 +149,8 @@ impl Turns {
             let signature = call.signature.as_deref().and_then(|given| googles(given, Signed::Call));
             // Of parallel calls only the first is signed.
             let unsigned = (self.wants_signatures && at == 0).then_some(UNSIGNED);
-            put_call(self.part(), call, signature.or(unsigned));
+            let without_id = self.without_ids;
+            put_call(self.part(), call, without_id, signature.or(unsigned));
         }
     }
 
@@ -163,9 +166,10 @@ impl Turns {
             ApiError::invalid(param, why)
         })?;
         self.turn("user");
+        let id = (!self.without_ids).then_some(id);
         let mut part = Object::open(self.part());
         let mut response = Object::open(part.key("functionResponse"));
-        response.string("id", id);
+        response.optional("id", id);
         response.string("name", name);
         put_returned(response.key("response"), message);
         response.close();
@@ -190,10 +194,10 @@ fn put_returned(out: &mut BytesMut, message: &Message) {
     object.close();
 }
 
-fn put_call(out: &mut BytesMut, call: &ToolCall, signature: Option<&str>) {
+fn put_call(out: &mut BytesMut, call: &ToolCall, without_id: bool, signature: Option<&str>) {
     let mut part = Object::open(out);
     let mut inner = Object::open(part.key("functionCall"));
-    inner.string("id", &call.id);
+    inner.optional("id", (!without_id).then_some(call.id.as_str()));
     inner.string("name", &call.name);
     put_arguments(inner.key("args"), &call.arguments);
     inner.close();

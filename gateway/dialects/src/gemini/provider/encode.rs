@@ -13,10 +13,10 @@ use penstock_types::write;
 /// Most stop sequences that the API takes.
 const STOP_MAX: usize = 5;
 
-/// Body of a `generateContent` request for `chat`, with reasoning in the form `style`.
-pub(super) fn body(chat: &ChatRequest, style: ThinkingStyle) -> Result<Vec<u8>, ApiError> {
+/// Body of a `generateContent` request for `chat`, with reasoning in the form `style`; `without_ids`: calls have no ids.
+pub(super) fn body(chat: &ChatRequest, style: ThinkingStyle, without_ids: bool) -> Result<Vec<u8>, ApiError> {
     check(chat)?;
-    let turns = Turns::write(chat, style)?;
+    let turns = Turns::write(chat, style, without_ids)?;
     let mut out = BytesMut::with_capacity(512 + turns.bytes());
     let mut object = Object::open(&mut out);
     turns.put(&mut object);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use super::request::instruction;
 use crate::openai::messages::{self, Content};
+use crate::packed_thinking::{Thought, packed};
 use crate::reasoning_maker::from_responses_client;
 use penstock_types::Bounds;
 use penstock_types::error::ApiErrorKind;
@@ -18,6 +19,8 @@ pub(super) struct Turns<'a> {
     messages: Vec<Message>,
     /// True if the last message is the assistant's and may continue.
     open: bool,
+    /// Reasoning of the last message, each item with its own signature, until the message is complete.
+    thoughts: Vec<Thought>,
     /// Items of earlier turns by their id, for references.
     known: HashMap<String, &'a str>,
     /// Number of items so far, those of earlier turns included.
@@ -31,7 +34,8 @@ const ITEMS_PER_MESSAGE: usize = 4;
 
 impl<'a> Turns<'a> {
     pub(super) fn new(bounds: &'a Bounds) -> Self {
-        Self { bounds, messages: Vec::new(), open: false, known: HashMap::new(), items: 0, repeatable: 0 }
+        let (messages, thoughts, known) = (Vec::new(), Vec::new(), HashMap::new());
+        Self { bounds, messages, open: false, thoughts, known, items: 0, repeatable: 0 }
     }
 
     /// Reads `instructions`: JSON text of a string, or of a list of items.
@@ -73,7 +77,8 @@ impl<'a> Turns<'a> {
     }
 
     /// The messages; at least one besides instructions is demanded.
-    pub(super) fn finish(self) -> Result<Vec<Message>, Fault> {
+    pub(super) fn finish(mut self) -> Result<Vec<Message>, Fault> {
+        self.settle();
         if self.messages.iter().all(|message| message.role == Role::System) {
             return Err(Fault::invalid("must hold at least one message"));
         }
@@ -219,13 +224,21 @@ impl<'a> Turns<'a> {
             Ok(())
         })?;
         let text = if content.is_empty() { summary } else { content };
-        let message = self.assistant(|message| message.content.is_none() && message.tool_calls.is_empty());
-        match &mut message.reasoning {
-            Some(before) => before.push_str(&text),
-            none => *none = Some(text).filter(|text| !text.is_empty()),
+        self.assistant(|message| message.content.is_none() && message.tool_calls.is_empty());
+        match (signature, self.thoughts.last_mut()) {
+            (Some(signature), _) => self.thoughts.push(Thought::signed(text, signature)),
+            (None, Some(Thought::Plain { text: before, signature: None })) => before.push_str(&text),
+            (None, _) => self.thoughts.push(Thought::Plain { text, signature: None }),
         }
-        message.reasoning_signature = signature.or(message.reasoning_signature.take());
         Ok(())
+    }
+
+    /// Puts the reasoning into the message that it belongs to, the last one.
+    fn settle(&mut self) {
+        let thoughts = std::mem::take(&mut self.thoughts);
+        if let Some(message) = self.messages.last_mut().filter(|_| !thoughts.is_empty()) {
+            (message.reasoning, message.reasoning_signature) = packed(thoughts);
+        }
     }
 
     /// The assistant's open message, if it `fits`, or a new one.
@@ -237,6 +250,7 @@ impl<'a> Turns<'a> {
     }
 
     fn push(&mut self, message: Message) {
+        self.settle();
         self.open = message.role == Role::Assistant;
         self.messages.push(message);
     }
