@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 
 import httpx
 import pytest
@@ -9,6 +10,7 @@ from google import genai
 from google.genai import errors, types
 
 from harness import serving
+from upstreams import CLIENT_KEY, fleet
 
 WEATHER = types.FunctionDeclaration(
     name="get_weather",
@@ -255,3 +257,101 @@ def test_a_key_goes_in_a_header_or_in_the_query_and_never_into_the_log(tmp_path)
             ask(sdk(gateway, "wrong"), model, "Hello")
         assert denied.value.code == 401
         assert key not in gateway.log()
+
+
+class Tapped(httpx.HTTPTransport):
+    """A client's connection to the gateway: what it brings, and its signs of life one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.pieces: list[bytes] = []
+        self.signs = threading.Semaphore(0)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        answer.stream = Tap(answer.stream, self)
+        return answer
+
+
+class Tap(httpx.SyncByteStream):
+    """The body of an answer at such a connection."""
+
+    def __init__(self, stream: httpx.SyncByteStream, tapped: Tapped):
+        self.stream, self.tapped = stream, tapped
+
+    def __iter__(self):
+        for piece in self.stream:
+            self.tapped.pieces.append(piece)
+            if not piece.strip():
+                self.tapped.signs.release()
+            yield piece
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory):
+    """Providers that say nothing for so long that their clients are shown signs of life."""
+    models = "".join(
+        f'[[models]]\nname = "late-{name}"\nto = [{{ provider = "{name}", model = "mock-{name}" }}]\nprice = {{ input = 1, output = 1 }}\n'
+        for name in ("gemini", "openai")
+    )
+    more = f"[stream]\ncommit_ms = 1\nheartbeat_ms = 100\n{models}"
+    with fleet(tmp_path_factory.mktemp("late"), ("gemini", "openai"), more, pool=False) as running:
+        yield running
+
+
+@pytest.mark.parametrize("cost", [False, True])
+@pytest.mark.parametrize("crlf", [False, True])
+@pytest.mark.parametrize("name", ["gemini", "openai"])
+def test_signs_of_life_are_no_chunks(late, name, crlf, cost):
+    tap, mock = Tapped(), late.mocks[name]
+    mock.reset()
+
+    def after_a_sign(number: int) -> None:
+        """Before the first event, and before the third, when the client has some of the answer."""
+        if number not in (0, 2):
+            return
+        while tap.signs.acquire(blocking=False):
+            pass
+        assert tap.signs.acquire(timeout=60), "no sign of life"
+
+    mock.fail(before=after_a_sign, crlf=crlf)
+    with httpx.Client(transport=tap) as connection:
+        options = types.HttpOptions(
+            base_url=late.gateway.url,
+            timeout=120_000,
+            headers={"x-penstock-cost": "1"} if cost else {},
+            httpx_client=connection,
+        )
+        client = genai.Client(api_key=CLIENT_KEY, vertexai=False, http_options=options)
+        said = list(client.models.generate_content_stream(model=f"late-{name}", contents="Count from 1 to 3"))
+    assert "1, 2, 3" in "".join(chunk.text or "" for chunk in said)
+    assert said[-1].candidates[0].finish_reason == types.FinishReason.STOP
+    assert sum(not piece.strip() for piece in tap.pieces) >= 2
+    lines = b"".join(tap.pieces).replace(b"\r\n", b"\n").split(b"\n")
+    assert all(line.startswith(b"data: ") for line in lines if line), "nothing but data"
+    # Google's SDK for Go reads an event to its empty line, and takes what is between two for a chunk.
+    told = [event for event in b"".join(tap.pieces).replace(b"\r\n", b"\n").split(b"\n\n") if event]
+    assert len(told) == len(said) and all(event.startswith(b"data: ") for event in told)
+
+
+def test_a_streamed_answer_is_one_turn_of_a_chat(late):
+    """The SDK's history has a content for each chunk."""
+    mock = late.mocks["openai"]
+    mock.reset()
+    options = types.HttpOptions(base_url=late.gateway.url, timeout=120_000)
+    client = genai.Client(api_key=CLIENT_KEY, vertexai=False, http_options=options)
+    tools = [types.Tool(function_declarations=[WEATHER])]
+    chat = client.chats.create(model="late-openai", config=config(tools=tools))
+    asked = chat.send_message_stream("What is the weather in Paris and Rome?")
+    calls = [call for chunk in asked for call in chunk.function_calls or []]
+    results = [types.FunctionResponse(id=call.id, name=call.name, response={"result": "rain"}) for call in calls]
+    answered = chat.send_message_stream([types.Part(function_response=result) for result in results])
+    text = "".join(chunk.text or "" for chunk in answered)
+    list(chat.send_message_stream("Count from 1 to 3"))
+    messages = mock.last.body["messages"]
+    assert [said["role"] for said in messages] == ["user", "assistant", "tool", "tool", "assistant", "user"]
+    assert [call["id"] for call in messages[1]["tool_calls"]] == [call.id for call in calls] and len(calls) == 2
+    assert text and messages[4]["content"] == text

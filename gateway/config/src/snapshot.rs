@@ -61,7 +61,7 @@ pub struct Snapshot {
     pub upgrade_grace: Duration,
     /// Longest time that the head of a stream waits for its first token.
     pub commit: Duration,
-    /// Silence on a stream after which a comment is sent as a heartbeat.
+    /// Silence on a stream after which a heartbeat is sent.
     pub heartbeat: Duration,
     /// Log level or filter directives (tracing syntax) for standard error.
     pub log_level: String,

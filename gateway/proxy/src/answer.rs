@@ -34,6 +34,8 @@ pub struct Answer {
     unmeasured: usize,
     /// Collector that stores the answer of a stored response; `None`: nothing is stored.
     keeping: Option<Box<dyn KeepAnswer>>,
+    /// True if the upstream's events, passed on as they are, end in CR LF.
+    ends_in_crlf: bool,
 }
 
 /// Collection of an answer beside its way to the client, to be kept when it is complete.
@@ -84,6 +86,7 @@ impl Answer {
             hold,
             unmeasured: 0,
             keeping: None,
+            ends_in_crlf: false,
         }
     }
 
@@ -106,19 +109,33 @@ impl Answer {
         })
     }
 
-    /// Returns true if the stream can carry a comment: SSE can, a JSON array cannot.
+    /// Returns true if the stream can carry a comment: SSE can, a JSON array cannot, and Google's SDKs take every line of theirs
+    /// that is neither empty nor data for a chunk of the answer.
     pub fn takes_comments(&self) -> bool {
-        !self.array && self.dialect != Dialect::Ollama
+        !self.array && matches!(self.dialect, Dialect::OpenAi | Dialect::Anthropic)
     }
 
     /// Keep-alive bytes that every reader of the stream skips and every proxy passes on: an SSE comment, or white space
     /// between JSON values. Readers of lines take an empty one for broken JSON, so theirs is a blank in front of the next.
+    /// Streams of Gemini's API get an empty event, ended like those of the upstream: Google's SDK for Go looks for LF LF
+    /// before CR LF CR LF.
     pub fn sign_of_life(&self) -> Bytes {
         Bytes::from_static(match (self.array, self.dialect) {
             (true, _) => b"\n",
             (false, Dialect::Ollama) => b" ",
-            (false, _) => b": keep-alive\n\n",
+            (false, Dialect::Gemini) if self.ends_in_crlf => b"\r\n\r\n",
+            (false, Dialect::Gemini) => b"\n\n",
+            (false, Dialect::OpenAi | Dialect::Anthropic) => b": keep-alive\n\n",
         })
+    }
+
+    /// Bytes that go out with the head of a stream whose first event is late. Gemini's clients get the head alone: some (the
+    /// deprecated SDK for JavaScript) find no event behind an empty one.
+    pub fn opening(&self) -> Bytes {
+        match (self.array, self.dialect) {
+            (false, Dialect::Gemini) => Bytes::new(),
+            _ => self.sign_of_life(),
+        }
     }
 
     /// Returns true if the upstream's bytes are passed on unread, in the client's dialect.
@@ -158,6 +175,9 @@ impl Answer {
     pub fn events(&mut self, batch: &mut Vec<ChatEvent>, facts: Facts, more: bool) -> Result<Option<Bytes>, Failure> {
         let Some(first) = batch.first() else { return Ok(None) };
         self.settle(first)?;
+        if let Some(ChatEvent::Raw(bytes)) = batch.last() {
+            self.ends_in_crlf = bytes.ends_with(b"\r\n");
+        }
         if let Form::Stream(encoder) = &mut self.form {
             encoder.set_usage(Usage {
                 prompt_tokens: facts.prompt_tokens,
@@ -257,6 +277,10 @@ impl Answer {
             }
             Form::Raw | Form::Open(_) if self.stream => {
                 error_body::error_event(self.dialect, failure.shape(), &failure.message, &mut self.buffer);
+                if self.ends_in_crlf && self.buffer.ends_with(b"\n\n") {
+                    self.buffer.truncate(self.buffer.len() - 2);
+                    self.buffer.extend_from_slice(b"\r\n\r\n");
+                }
             }
             Form::Raw | Form::Open(_) | Form::Whole(_) => {}
         }
@@ -290,4 +314,77 @@ fn raw_bytes(event: ChatEvent) -> Bytes {
 /// Takes the bytes of a buffer for the client and leaves it empty.
 pub(crate) fn taken(buffer: &mut BytesMut) -> Bytes {
     std::mem::take(buffer).freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_upstream::AnswerMemory;
+
+    use super::*;
+
+    /// Answer whose upstream's bytes are passed on to a client of this dialect.
+    fn passing(dialect: Dialect, array: bool) -> Answer {
+        Answer {
+            form: Form::Raw,
+            dialect,
+            stream: true,
+            array,
+            choices: 1,
+            buffer: BytesMut::new(),
+            raw: None,
+            hold: AnswerMemory::default().hold(),
+            unmeasured: 0,
+            keeping: None,
+            ends_in_crlf: false,
+        }
+    }
+
+    #[test]
+    fn each_dialect_has_its_sign_of_life() {
+        for (dialect, array, opening, sign, takes_comments) in [
+            (Dialect::OpenAi, false, ": keep-alive\n\n", ": keep-alive\n\n", true),
+            (Dialect::Anthropic, false, ": keep-alive\n\n", ": keep-alive\n\n", true),
+            (Dialect::Gemini, false, "", "\n\n", false),
+            (Dialect::Gemini, true, "\n", "\n", false),
+            (Dialect::Ollama, false, " ", " ", false),
+        ] {
+            let answer = passing(dialect, array);
+            assert_eq!(
+                (answer.opening().as_ref(), answer.sign_of_life().as_ref()),
+                (opening.as_bytes(), sign.as_bytes())
+            );
+            assert_eq!(answer.takes_comments(), takes_comments, "{dialect:?}");
+        }
+    }
+
+    /// Chunks that Google's SDK for Go finds in a stream that is there as a whole: it looks for LF LF first, and skips empty ones.
+    fn chunks_at_google(stream: &str) -> Vec<&str> {
+        let (mut chunks, mut rest) = (Vec::new(), stream);
+        while !rest.is_empty() {
+            let split = rest.split_once("\n\n").or_else(|| rest.split_once("\r\n\r\n"));
+            let (chunk, behind) = split.unwrap_or((rest, ""));
+            chunks.extend(Some(chunk.trim_end_matches('\r')).filter(|chunk| !chunk.is_empty()));
+            rest = behind;
+        }
+        chunks
+    }
+
+    #[test]
+    fn signs_of_life_are_no_chunks_of_google() {
+        for end in ["\n\n", "\r\n\r\n"] {
+            let mut answer = passing(Dialect::Gemini, false);
+            let mut stream = [answer.opening(), answer.sign_of_life()].concat();
+            for number in 0..2 {
+                let event = ChatEvent::Raw(format!("data: {{\"number\":{number}}}{end}").into());
+                let bytes = answer.events(&mut vec![event], Facts::default(), true).expect("no failure");
+                stream.extend_from_slice(&bytes.expect("bytes"));
+                stream.extend_from_slice(&[answer.sign_of_life(), answer.sign_of_life()].concat());
+            }
+            stream.extend_from_slice(&answer.fail(&Failure::internal("x")));
+            let stream = String::from_utf8(stream).expect("text");
+            let chunks = chunks_at_google(&stream);
+            assert_eq!(chunks[..2], ["data: {\"number\":0}", "data: {\"number\":1}"], "{stream:?}");
+            assert!(chunks.len() == 3 && chunks[2].starts_with("data: {\"error\":"), "{stream:?}");
+        }
+    }
 }

@@ -42,7 +42,11 @@ pub async fn run(
             () = timer.as_mut(), if answer.is_stream() => {
                 // The timer is moved only when it fires: a busy stream never touches it.
                 if Instant::now() >= due {
-                    signal_life(exchange, answer.content_type(), answer.sign_of_life(), events.headers()).await?;
+                    let sign = match exchange.sent() {
+                        Sent::Nothing => answer.opening(),
+                        _ => answer.sign_of_life(),
+                    };
+                    signal_life(exchange, answer.content_type(), sign, events.headers()).await?;
                     due = Instant::now() + heartbeat;
                 }
                 timer.as_mut().reset(due);

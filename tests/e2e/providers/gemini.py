@@ -104,6 +104,8 @@ class Gemini(Provider):
     def _generate(self, body: dict, model: str, stream: Seen | None) -> Reply | Stream:
         known(body, FIELDS, "")
         ask = read(body, model)
+        if self.vertex:
+            refuse_ids(body["contents"])
         answer = think(ask)
         chunks = chunks_of(answer, model, whole=stream is None)
         if stream is None:
@@ -289,6 +291,19 @@ def read_contents(contents: list, ask: Ask, strict: bool) -> None:
         raise Refused(400, "Please ensure that function call turn is followed by a function response turn.")
     if contents[-1].get("role") == "model":
         raise Refused(400, "Please ensure that the last turn is a user turn.")
+
+
+def refuse_ids(contents: list) -> None:
+    """Vertex AI knows calls by their functions' names alone."""
+    for number, content in enumerate(contents):
+        for index, part in enumerate(content["parts"]):
+            for name in ("functionCall", "functionResponse"):
+                if "id" in part.get(name, {}):
+                    where = f"contents[{number}].parts[{index}]"
+                    raise Refused(
+                        400,
+                        f"Invalid JSON payload received. Unknown name \"id\" at '{where}.{name}': Cannot find field.",
+                    )
 
 
 def check_part(part: dict, where: str) -> None:
