@@ -4,6 +4,7 @@
 //! duplicate. The effect of each field is in `docs/reference/gemini.md`.
 
 mod answer;
+mod call_ids;
 mod chunk;
 mod contents;
 mod embed;
@@ -18,6 +19,7 @@ pub(crate) mod signature;
 mod tools;
 pub mod watch;
 
+pub use call_ids::without_call_ids;
 pub use form::{count, embed, generate};
 pub use models::{count_body, model, models_list};
 pub use provider::{Codec, ThinkingStyle, path};

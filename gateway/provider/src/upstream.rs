@@ -110,7 +110,10 @@ impl ProviderUpstream {
                     plain_counts,
                     ..Splice::default()
                 };
-                (gemini::path(&self.model, method), peek::spliced(&call.body, &call.peek, change))
+                let body = peek::spliced(&call.body, &call.peek, change);
+                let is_vertex = self.provider.config.protocol == Protocol::Vertex;
+                let without_ids = is_vertex.then(|| gemini::without_call_ids(&body)).flatten();
+                (gemini::path(&self.model, method), without_ids.map_or(body, |body| vec![body.into()]))
             }
             surface => {
                 let change = Splice {
@@ -413,6 +416,22 @@ mod tests {
                 .expect("translated");
             let has_signature = String::from_utf8_lossy(&asked.body.concat()).contains("thought_signature");
             assert_eq!(has_signature, !is_openais, "{url}");
+        }
+    }
+
+    #[tokio::test]
+    async fn vertex_is_sent_no_ids_of_calls() {
+        let bytes = r#"{"contents":[{"role":"model","parts":[{"functionCall":{"id":"c1","name":"f","args":{"id":7}}}]}],"generationConfig":{}}"#;
+        for (protocol, has_ids) in [(Protocol::Gemini, true), (Protocol::Vertex, false)] {
+            let upstream = at("https://example.com/v1", protocol);
+            let body = Body { bytes: bytes.into(), lease: BodyBudget::new(1 << 20, 1 << 20).lease() };
+            let ask = Ask { model: Some("m".into()), ..Ask::new(Surface::Generate) };
+            let made = Call::new(ask, body, "r".into(), HeaderMap::new(), penstock_dialects::decode).await;
+            let made = made.expect("a call");
+            assert!(upstream.passes_on(&made), "{protocol:?}");
+            let asked = upstream.passed_on(&made, Asker::default(), upstream.deadlines(&made, &Origin::default()));
+            let expected = if has_ids { bytes.to_owned() } else { bytes.replace(r#""id":"c1","#, "") };
+            assert_eq!(String::from_utf8_lossy(&asked.body.concat()), expected, "{protocol:?}");
         }
     }
 }
