@@ -385,18 +385,22 @@ impl Guard {
         }
     }
 
-    /// Verifies a token that is not cached; `Err(None)`: the issuer's keys are not available.
+    /// Verifies a token that is not cached; `Err(None)`: the issuer's keys are not available. A token with an unknown key is
+    /// refused only after a fetch that began behind it.
     async fn verified(&self, identity: &Identity, given: &[u8], now: u64) -> Result<Found, Option<Flaw>> {
         let name = Unverified::parse(given)?.issuer().map(str::to_owned).ok_or(Flaw::Issuer)?;
         let (at, issuer) = identity.issuer(&name).ok_or(Flaw::Issuer)?;
         let ring = self.ring(issuer);
+        let mut fetches = ring.fetches();
         let mut held = ring.first().await.ok_or(None::<Flaw>)?;
         let mut verified = Unverified::parse(given)?.verify(&held.keys);
-        if verified.as_ref().is_err_and(|flaw| *flaw == Flaw::Key)
-            && let Some(renewed) = ring.renewed().await
-        {
-            held = renewed;
+        while verified.as_ref().is_err_and(|flaw| *flaw == Flaw::Key) {
+            let fetched = fetches.next().await.ok_or(None::<Flaw>)?;
+            held = fetched.held;
             verified = Unverified::parse(given)?.verify(&held.keys);
+            if fetched.is_behind {
+                break;
+            }
         }
         let claims = verified?;
         let until = claims.check(&issuer.config.audiences, now)?;
@@ -552,8 +556,48 @@ mod tests {
     use penstock_store::{Changes, OwnerKind, OwnerRecord};
 
     use super::super::directory::tests::owner;
-    use super::super::jwt::token::tests::config;
+    use super::super::jwt::token::tests::{NOW, claims, config, set, signed_by_rsa};
     use super::*;
+
+    /// Keys of the test issuer without the one that signs the test's tokens, as before it was rotated.
+    fn before_rotation() -> Vec<u8> {
+        let mut set: serde_json::Value = serde_json::from_slice(&set()).expect("JSON");
+        set["keys"].as_array_mut().expect("keys").retain(|key| key["kid"] != "r");
+        set.to_string().into_bytes()
+    }
+
+    /// Two tokens of a key that is not fetched yet come at once. `fetched`: what the next fetch brings; `None`: nothing.
+    async fn check_rotated(fetched: Option<Vec<u8>>, expected: Result<(), (u16, bool)>) {
+        let guard = Guard::new(Arc::default());
+        let mut identity = Identity::default();
+        identity.config.failures_per_minute = 1;
+        identity.issuers.push(Issuer::new(&config()));
+        let ring = guard.ring(&identity.issuers[0]);
+        ring.take(&before_rotation()).expect("a set");
+        let fetches = async {
+            ring.wake.notified().await;
+            ring.note_begin();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let is_ok = fetched.is_some_and(|set| ring.take(&set).is_ok());
+            ring.note_end(is_ok);
+        };
+        let token = signed_by_rsa(&claims());
+        let address = Some(IpAddr::from([192, 0, 2, 1]));
+        let come = || guard.token(&identity, token.as_bytes(), address, NOW);
+        let ((), one, two) = tokio::join!(fetches, come(), come());
+        let is_guess = guard.throttle.wait(address, 1, Instant::now()).is_some();
+        for told in [one, two] {
+            assert_eq!(told.map(drop).map_err(|failure| (failure.status(), is_guess)), expected);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_of_a_new_key_wait_for_its_fetch() {
+        check_rotated(Some(set()), Ok(())).await;
+        check_rotated(None, Err((503, false))).await;
+        // The issuer does not have the key: only now it may be made up.
+        check_rotated(Some(before_rotation()), Err((401, true))).await;
+    }
 
     /// A connection lasts as long as the token that opened it, whether or not its user is remembered here.
     #[test]

@@ -36,9 +36,11 @@ pub(crate) async fn keep(ring: Weak<Ring>, metrics: Arc<Metrics>) {
     loop {
         let (wake, pause) = {
             let Some(ring) = ring.upgrade() else { return };
+            ring.note_begin();
             let fetched = fetch(&ring).await.and_then(|bytes| ring.take(&bytes));
             let outcome = if fetched.is_ok() { "ok" } else { "failed" };
             metrics.count(Metric::KeySetFetches, &[("issuer", &ring.id), ("outcome", outcome)]);
+            let is_ok = fetched.is_ok();
             let pause = match (&fetched, &ring.origin.source) {
                 (Err(_), _) => AGAIN,
                 (Ok(_), KeySource::File(_)) => FILE_EVERY,
@@ -64,7 +66,7 @@ pub(crate) async fn keep(ring: Weak<Ring>, metrics: Arc<Metrics>) {
                     }
                 }
             }
-            ring.note_end();
+            ring.note_end(is_ok);
             (ring.wake.clone(), pause)
         };
         let until = Instant::now() + pause;
