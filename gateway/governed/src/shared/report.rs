@@ -149,6 +149,8 @@ impl Shared {
                 }
             }
         }
+        // Before that, a gateway that comes restores as well: this one may end in the middle.
+        self.counters.restored().await?;
         self.settle_doubted().await?;
         sleep(until.saturating_duration_since(Instant::now())).await;
         if pause.is_some() {

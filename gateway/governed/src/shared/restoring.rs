@@ -31,6 +31,8 @@ struct Server {
     era: AtomicU64,
     /// Number of settlements that the server was told.
     told: AtomicU64,
+    /// Last era of which the server was told that it is restored.
+    whole: AtomicU64,
 }
 
 impl Server {
@@ -86,6 +88,12 @@ impl Counters for Losing {
 
     async fn restore(&self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
         self.inner()?.restore(kept, now).await
+    }
+
+    async fn restored(&self) -> Result<(), StoreError> {
+        self.inner()?;
+        self.server.whole.store(self.era.load(Ordering::SeqCst), Ordering::SeqCst);
+        Ok(())
     }
 
     async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
@@ -231,6 +239,7 @@ async fn what_counts_no_more_after_a_restore_is_not_told() {
     shared.state().cells.insert(goes_on, Cell { spent: 1, ..Cell::default() });
     shared.turn().await;
     assert_eq!((shared.restored(), server.told.load(Ordering::SeqCst)), (1, 1));
+    assert_eq!(server.whole.load(Ordering::SeqCst), 1, "whoever comes now need not restore");
 }
 
 /// A process that ends while it reads the ledger: entries that the pause holds back would be lost with it.

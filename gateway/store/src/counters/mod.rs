@@ -125,8 +125,8 @@ pub struct Kept {
 pub enum Begun {
     /// The store has all counts that it had.
     Whole,
-    /// The counts are gone, or this client has never seen them: restore now. Nothing is granted to anybody for that
-    /// long, so that all gateways have time to restore.
+    /// The counts are gone, or this client has never seen them, and nobody has restored them yet: restore now. Nothing is
+    /// granted to anybody for that long, so that all gateways have time to restore.
     Anew(Duration),
 }
 
@@ -155,6 +155,11 @@ pub trait Counters: Send + Sync + 'static {
     /// Raises spent amounts to at least the known ones. Idempotent.
     async fn restore(&self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
         let _ = (kept, now);
+        Ok(())
+    }
+
+    /// Notes that all spent amounts of the ledger are restored: clients that begin from now on need not restore them. Idempotent.
+    async fn restored(&self) -> Result<(), StoreError> {
         Ok(())
     }
 

@@ -6,8 +6,9 @@
 //! (`Link`). A server may lose its data or return with an old state. Counts therefore belong to an *era*: a server
 //! without one, or whose run id is not its era's, gets a new era from the first client that comes
 //! ([`Counters::begin`]). A client of an older era gets [`StoreError::Lost`] and restores the counts that it knows from
-//! the ledger. During an era's first [`YOUNG`] nothing is granted, so that all clients have time to restore. The server
-//! must not evict (`maxmemory-policy noeviction`, or `volatile-*` with memory to spare), and must be one server, not a
+//! the ledger. During an era's first [`YOUNG`] nothing is granted, so that all clients have time to restore. A client
+//! that comes later restores, too, until one has said that the ledger is restored ([`Counters::restored`]): the first
+//! may still read it, or have died over it. The server must not evict (`maxmemory-policy noeviction`, or `volatile-*` with memory to spare), and must be one server, not a
 //! cluster: the counters of one call live on different slots.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +63,7 @@ pub struct Redis {
     settle: Script,
     begin: Script,
     restore: Script,
+    restored: Script,
     /// Era of the server's counts that this client counts in; empty: none yet.
     era: Mutex<String>,
     words: Words,
@@ -98,6 +100,7 @@ impl Redis {
     pub async fn open(options: &RedisOptions) -> Result<Self, StoreError> {
         let this = Self::lazy(options)?;
         if let Begun::Anew(wait) = this.begin().await? {
+            this.restored().await?;
             tokio::time::sleep(wait).await;
         }
         Ok(this)
@@ -129,6 +132,7 @@ impl Redis {
             settle: Script::new(include_str!("settle.lua")),
             begin: Script::new(include_str!("begin.lua")),
             restore: Script::new(include_str!("restore.lua")),
+            restored: Script::new(include_str!("restored.lua")),
             era: Mutex::default(),
             words: Words::default(),
         })
@@ -275,11 +279,12 @@ impl Counters for Redis {
         let mut script = self.begin.prepare_invoke();
         let [era, young] = self.eras();
         script.key(era).key(young).arg(&new).arg(run).arg(YOUNG.as_millis() as u64);
-        let told: (String, u64) = self.ask(async |mut connection| script.invoke_async(&mut connection).await).await?;
-        let (era, wait) = told;
+        let told: (String, u64, u8) =
+            self.ask(async |mut connection| script.invoke_async(&mut connection).await).await?;
+        let (era, wait, owed) = told;
         let mut known = self.era.lock().unwrap_or_else(PoisonError::into_inner);
-        // A client without an era has counted nothing yet; once the era grants, it has nothing to restore.
-        let is_settled = known.is_empty() && wait == 0;
+        // A client without an era has counted nothing yet; once the era is restored and grants, it has nothing to restore.
+        let is_settled = known.is_empty() && wait == 0 && owed == 0;
         if *known == era || is_settled {
             *known = era;
             return Ok(Begun::Whole);
@@ -291,6 +296,13 @@ impl Counters for Redis {
     async fn restore(&self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
         check_kept("ledger", kept)?;
         self.lift("", kept, now).await
+    }
+
+    async fn restored(&self) -> Result<(), StoreError> {
+        let mut script = self.restored.prepare_invoke();
+        let [era, _] = self.eras();
+        script.key(era).arg(self.era());
+        self.ask(async |mut connection| script.invoke_async::<()>(&mut connection).await).await
     }
 
     async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {

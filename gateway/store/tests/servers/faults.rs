@@ -272,6 +272,41 @@ async fn redis_is_told_what_it_has_lost() {
     }
 }
 
+/// A client that dies before it has restored what a server lost leaves that to the next one, also when the era grants by then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_is_to_be_restored_until_a_client_has_done_it() {
+    let server = RedisServer::start("owed");
+    let lazy = || Redis::lazy(&server.options("o:")).expect("a client");
+    let began = Instant::now();
+    let next = async || loop {
+        let client = lazy();
+        match client.begin().await.expect("asked") {
+            Begun::Anew(left) if left.is_zero() => return client,
+            told => assert!(told != Begun::Whole && began.elapsed() < PATIENCE, "{told:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    // Each of them finds the era that the first one began, and dies.
+    drop(next().await);
+    let second = next().await;
+    let window = Window { start: 0, seconds: 1000 };
+    second.restore(&[Kept { counter: "a".into(), window, amount: 4, until: 0 }], 1).await.expect("restored");
+    assert!(matches!(lazy().begin().await, Ok(Begun::Anew(_))), "there may be more");
+    second.restored().await.expect("told");
+    let third = lazy();
+    assert_eq!(third.begin().await, Ok(Begun::Whole));
+    let ask = [Ask { counter: "a".into(), window, sliding: false, max: 10, want: 9, least: 0, until: 900 }];
+    assert_eq!(third.take("g3", &ask, false, 1).await.expect("taken")[0].granted, 6);
+    // As a gateway of an earlier version leaves the field of the era before, when it begins one.
+    server.command(&["HSET", "o:era", "owed", "another"]);
+    assert_eq!(lazy().begin().await, Ok(Begun::Whole));
+
+    server.command(&["FLUSHALL"]);
+    assert!(matches!(lazy().begin().await, Ok(Begun::Anew(_))));
+    assert_eq!(second.restored().await, Err(StoreError::Lost), "it restored the era before");
+    assert!(matches!(lazy().begin().await, Ok(Begun::Anew(_))));
+}
+
 /// Whether an error reports the loss; other errors are returned.
 fn is_lost<T>(told: Result<T, StoreError>) -> Result<bool, StoreError> {
     match told {
