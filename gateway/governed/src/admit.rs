@@ -21,6 +21,7 @@ use penstock_upstream::Open;
 use penstock_upstream::call::Call;
 
 use crate::estimate::{self, Guess};
+use crate::journal::Journal;
 use crate::rules::{self, Rules, Who};
 use crate::shared::{self, Refused};
 use crate::subjects::Seen;
@@ -234,14 +235,12 @@ fn is_noted(governor: &Governor, principal: &Principal, limits: &[&Arc<Limit>]) 
     governor.journal().is_some() && (owned || !limits.is_empty())
 }
 
-/// Refuses under a closed limit while the ledger cannot be written.
+/// Refuses under a closed limit while the ledger cannot be written, or what the limit counts is not read from it yet.
 fn check_store(governor: &Governor, limits: &[&Arc<Limit>]) -> Result<(), Failure> {
-    if governor.journal().is_none_or(|journal| !journal.is_failing()) {
-        return Ok(());
-    }
-    let strict = limits.iter().find(|limit| limit.on_store_failure == OnStoreFailure::Closed);
-    let Some(limit) = strict else { return Ok(()) };
-    Err(uncounted(&limit.id))
+    let is_failing = governor.journal().is_some_and(Journal::is_failing);
+    let is_closed = |limit: &&&Arc<Limit>| limit.on_store_failure == OnStoreFailure::Closed;
+    let strict = limits.iter().filter(is_closed).find(|limit| is_failing || governor.is_unread(&limit.id));
+    strict.map_or(Ok(()), |limit| Err(uncounted(&limit.id)))
 }
 
 /// Error for a request under a closed limit that the store does not count. The limit refuses it, so that work in the
@@ -250,7 +249,7 @@ fn uncounted(limit: &str) -> Failure {
     let message = format!("The limit {limit:?} cannot be counted at the moment. Try again shortly.");
     let failure = Failure::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5));
     let refusal = LimitRefusal { rule: format!("{limit}: not counted"), retry: true, fields: Vec::new() };
-    Failure { refusal: Some(Box::new(refusal)), ..failure.log("the store is failing") }
+    Failure { refusal: Some(Box::new(refusal)), ..failure.log("the store is failing, or its ledger is not read yet") }
 }
 
 /// Id of the request's ledger entry. An id chosen by the client is made unique by ours in front of it: a ledger counts
@@ -298,7 +297,8 @@ async fn reserve(
             });
         }
     }
-    let shared = claims.len();
+    // All gateways count these together; a surge bounds the requests of this one alone, and may lower claims of its own book.
+    let common = governor.shared.get().map(|_| claims.clone()).unwrap_or_default();
     for (limit, subject) in &subjects {
         let tag = reservation.tag(limit, subject);
         surge::add(governor, limit, subject, &mut claims, tag);
@@ -307,7 +307,7 @@ async fn reserve(
     match held {
         Ok(hold) => {
             reservation.hold(hold);
-            reservation = together(governor, limits, &claims[..shared], reservation, &mut standings, now).await?;
+            reservation = together(governor, limits, &common, reservation, &mut standings, now).await?;
             reservation.tell(limit_headers::fields(reservation.dialect, &standings, now));
             Ok(reservation)
         }

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod at_start;
 mod emitted;
 mod estimate;
 mod events;
@@ -30,7 +31,7 @@ mod surge;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -48,6 +49,7 @@ pub use rules::Rules;
 pub use status::status;
 pub use status::{CounterState, Effect, LimitState};
 
+use at_start::AtStart;
 use journal::Journal;
 use orphans::Watch;
 use penstock_base::clock;
@@ -81,6 +83,8 @@ pub struct Governor {
     shared: OnceLock<Arc<Shared>>,
     /// Number of ledger entries of dead processes that were settled with assumed amounts.
     assumed: Arc<AtomicU64>,
+    /// Ids of the limits whose use before this process is still to be read from the ledger.
+    unread: ArcSwap<HashSet<Arc<str>>>,
 }
 
 /// Counters of reserved and used amounts of one unit (tokens or usd), over all requests.
@@ -106,6 +110,8 @@ struct State {
     swept_ms: u64,
     /// Channel to a process that continues with the book, during a handover: it gets every hold and settlement made here.
     give: Option<Give>,
+    /// True if the counters are another process's, which has read the ledger.
+    is_imported: bool,
 }
 
 /// Time between readings of the wall clock, which only tells days and months apart.
@@ -121,7 +127,8 @@ impl Governor {
         let base = CLOCK_BASE.as_millis() as u64;
         let wall_ms = clock::since_epoch().as_millis() as u64;
         let (calendar, wall) = (Calendar::new(base, wall_ms), (base, wall_ms));
-        let state = State { book: Book::new(), calendar, wall, learned: HashMap::new(), swept_ms: base, give: None };
+        let (book, learned) = (Book::new(), HashMap::new());
+        let state = State { book, calendar, wall, learned, swept_ms: base, give: None, is_imported: false };
         Self {
             state: Mutex::new(state),
             began: Instant::now(),
@@ -134,36 +141,33 @@ impl Governor {
             refusals: Refusals::default(),
             shared: OnceLock::new(),
             assumed: Arc::default(),
+            unread: ArcSwap::default(),
         }
     }
 
     /// Starts the ledger in `store` and restores the counters of the current day and month from it. Called once, before
-    /// requests are served.
+    /// requests are served. A ledger that cannot be read within a minute is read on by a thread: until then limits begin at
+    /// zero, and closed ones refuse requests.
     ///
     /// # Errors
-    /// The system has no thread for it. A store that does not answer is no error: the counters begin at zero, and the log says so.
-    pub fn keep_ledger(&self, store: &Arc<dyn Store>, in_force: &InForce, is_shared: bool) -> std::io::Result<()> {
+    /// The system has no thread for it. A store that does not answer is no error, and the log says so.
+    pub fn keep_ledger(
+        self: &Arc<Self>,
+        store: &Arc<dyn Store>,
+        in_force: InForce,
+        is_shared: bool,
+    ) -> std::io::Result<()> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
         let gateway: Arc<str> = format!("{:016x}", u64::from_le_bytes(random)).into();
-        let name = gateway.to_string();
-        let now = clock::unix_seconds();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let restored = async {
-            let orphans = match is_shared {
-                // An open entry may belong to another gateway that lives.
-                true => orphans::settle_left(store.as_ref(), now, &name).await?,
-                // All open entries are from before this process, even with timestamps of a clock that was ahead.
-                false => orphans::settle(store.as_ref(), now + 86_400, &name).await?,
-            };
-            self.assumed.fetch_add(orphans, Ordering::Relaxed);
-            restore::restore(self, store.as_ref(), in_force).await
-        };
-        let restored = runtime.block_on(async { tokio::time::timeout(restore::SUMMED_MAX, restored).await });
-        match restored {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the ledger could not be read: limits start from zero"),
-            Err(_) => tracing::error!("the ledger was not read in time: limits start from zero"),
+        let reader = Arc::new(AtStart::new(self, store, in_force, gateway.clone(), is_shared));
+        let mut run = Box::pin({
+            let reader = reader.clone();
+            async move { reader.run().await }
+        });
+        if !runtime.block_on(reader.wait(&mut run)) {
+            std::thread::Builder::new().name("restore".into()).spawn(move || runtime.block_on(run))?;
         }
         let watch = is_shared.then(|| Watch::new(store.clone(), gateway.clone(), self.assumed.clone()));
         let journal = Journal::start(store.clone(), gateway, watch)?;
@@ -261,6 +265,9 @@ impl Governor {
             state.book = Book::new();
         }
         state.book.import(book, now);
+        state.is_imported = true;
+        drop(state);
+        self.unread.store(Arc::default());
     }
 
     /// Adopts a hold that the other process has made since the export.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_store::{Entry, Held, OpenEntry, Store, StoreError, Tokens};
+use penstock_store::{Entry, Held, Ledger, OpenEntry, Store, StoreError, Tokens};
 use tokio::time::sleep;
 
 use penstock_base::clock;
@@ -26,7 +26,7 @@ const ORPHANS: u32 = 500;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Settles entries opened before `before` in a store of this gateway's own, except this process's (`own`). Returns their number.
-pub(super) async fn settle(store: &dyn Store, before: u64, own: &str) -> Result<u64, StoreError> {
+pub(super) async fn settle(store: &dyn Ledger, before: u64, own: &str) -> Result<u64, StoreError> {
     let mut count = 0;
     loop {
         let found = store.orphans(before, None, ORPHANS).await?;
@@ -38,7 +38,7 @@ pub(super) async fn settle(store: &dyn Store, before: u64, own: &str) -> Result<
     }
 }
 
-async fn assume(store: &dyn Store, orphans: Vec<OpenEntry>) -> Result<u64, StoreError> {
+async fn assume(store: &dyn Ledger, orphans: Vec<OpenEntry>) -> Result<u64, StoreError> {
     let entries = orphans.into_iter().map(assumed).collect();
     let counted = store.settle_entries(entries).await?.into_iter().filter(|counted| *counted).count() as u64;
     if counted > 0 {
@@ -94,7 +94,7 @@ impl Watch {
 }
 
 /// Settles the entries that dead gateways have left in a shared store. Returns their number.
-pub(super) async fn settle_left(store: &dyn Store, now: u64, own: &str) -> Result<u64, StoreError> {
+pub(super) async fn settle_left(store: &dyn Ledger, now: u64, own: &str) -> Result<u64, StoreError> {
     let (silent, ancient) = (now.saturating_sub(SILENT.as_secs()), now.saturating_sub(SHARED_ORPHAN_SECONDS));
     let mut count = 0;
     loop {

@@ -1,4 +1,5 @@
-//! Restores counters of days and months from the ledger: at start for this process's own, and later for shared ones that were lost.
+//! Sums of the ledger by which counters of days and months are restored: at start this process's own ([`at_start`](super::at_start)), and
+//! later shared ones that were lost ([`Sums`]).
 //!
 //! Orphaned entries of earlier processes have been settled before ([`orphans`](super::orphans)). The use in the current
 //! day and month is summed per limit: entries carry the limits that counted them as tags. Windows of an hour and less
@@ -8,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use penstock_govern::{By, Claim, Limit, Measure, Span, Unit, began};
+use penstock_govern::{By, Limit, Measure, Span, Unit, began};
 use penstock_store::{
     EntryFilter, Group, KeyId, KeyRecord, Keys, Ledger, OwnerKind, OwnerRecord, Store, StoreError, USAGE_ROWS_MAX,
     UsageQuery, UsageRow,
@@ -16,7 +17,6 @@ use penstock_store::{
 
 use tokio::time::{Instant, sleep};
 
-use super::Governor;
 use super::journal::{Journal, Pause};
 use super::rules::{POOLS, covers_parent};
 use penstock_auth::DEPTH_MAX;
@@ -26,11 +26,15 @@ use penstock_base::clock;
 const WRITTEN_MAX: Duration = Duration::from_secs(5);
 /// Interval of the checks whether this gateway's entries are written.
 const WRITTEN_LOOK: Duration = Duration::from_millis(20);
-/// Deadline for summing up the ledger: at start, and for the first try to restore shared counters. The entries of the day
+/// Deadline for summing up the ledger: of the start, and of the first try to restore counters. The entries of the day
 /// and month are read once for each limit that has such a measure, millions of them in some seconds.
 pub(super) const SUMMED_MAX: Duration = Duration::from_secs(60);
-/// Most times that the deadline doubles for the next try to restore shared counters: 16 minutes for the sums of one limit.
-const DOUBLINGS_MAX: u32 = 4;
+/// Most times that the deadline doubles for the next try to restore counters: 16 minutes for the sums of one limit.
+pub(super) const DOUBLINGS_MAX: u32 = 4;
+/// End of a sum without one.
+pub(super) const ALWAYS: u64 = u64::MAX >> 1;
+/// Seconds by which the times of the gateways of a store may differ.
+const CLOCKS_APART: u64 = 86_400;
 
 /// Tag by which ledger entries name a limit that counts them.
 pub(super) fn tag(limit: &str) -> String {
@@ -46,19 +50,13 @@ pub struct InForce {
     pub teams: HashMap<String, Vec<String>>,
 }
 
-/// Adds the ledger's sums of the current day and month to the counters.
-pub(super) async fn restore(governor: &Governor, store: &dyn Store, in_force: &InForce) -> Result<(), StoreError> {
-    let mut count = |sum: Sum| {
-        let Sum { limit, subject, measure, amount, .. } = &sum;
-        let (mut state, now) = governor.state();
-        let claim = Claim { limit, subject, measure: *measure, amount: *amount, tag: 0 };
-        state.book.restore(&claim, now);
-    };
-    let mut known = Known::new(store);
-    for part in parts(in_force) {
-        sum(store, &mut known, in_force, &part, SUMMED_MAX, &mut count).await?;
+impl InForce {
+    /// Unix second from which on the ledger's entries are needed at `now`: the days and months that run are restored from
+    /// them. `None`: no limit has such a measure.
+    pub fn needed_from(&self, now: u64) -> Option<u64> {
+        let from = parts_at(self, now * 1000).into_iter().map(|part| part.from).min();
+        from.map(|from| from.saturating_sub(CLOCKS_APART))
     }
-    Ok(())
 }
 
 /// Sum of the ledger for one counter of the current day or month.
@@ -94,10 +92,10 @@ struct Progress {
 
 /// Limit and the day or month whose entries are summed for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Part {
-    limit: Arc<Limit>,
-    span: Span,
-    from: u64,
+pub(super) struct Part {
+    pub(super) limit: Arc<Limit>,
+    pub(super) span: Span,
+    pub(super) from: u64,
 }
 
 impl Sums {
@@ -190,7 +188,7 @@ impl Sums {
             }
             let mut sums = Vec::new();
             let mut take = |sum: Sum| sums.push(Sum { own: own(&sum), ..sum });
-            sum(self.ledger.as_ref(), &mut known, in_force, part, allowed, &mut take).await?;
+            sum(self.ledger.as_ref(), &mut known, in_force, part, allowed, &|| ALWAYS, &mut take).await?;
             self.progress().done.push((part.clone(), sums));
         }
         Ok(())
@@ -198,8 +196,12 @@ impl Sums {
 }
 
 /// Limits with measures by day or month, of which the ledger has the use.
-fn parts(in_force: &InForce) -> Vec<Part> {
-    let (day, month) = began(clock::since_epoch().as_millis() as u64);
+pub(super) fn parts(in_force: &InForce) -> Vec<Part> {
+    parts_at(in_force, clock::since_epoch().as_millis() as u64)
+}
+
+fn parts_at(in_force: &InForce, now_ms: u64) -> Vec<Part> {
+    let (day, month) = began(now_ms);
     let mut out = Vec::new();
     for limit in in_force.limits.iter().filter(|limit| limit.by != By::Address) {
         for (span, from) in [(Span::Day, day / 1000), (Span::Month, month / 1000)] {
@@ -211,12 +213,14 @@ fn parts(in_force: &InForce) -> Vec<Part> {
     out
 }
 
-async fn sum(
+/// Sums up a part, each question within `patience`. `until`: end of the entries that are summed, which may come closer meanwhile.
+pub(super) async fn sum(
     ledger: &dyn Ledger,
     known: &mut Known<'_>,
     in_force: &InForce,
     Part { limit, span, from }: &Part,
     patience: Duration,
+    until: &(dyn Fn() -> u64 + Sync),
     take: &mut (dyn FnMut(Sum) + Send),
 ) -> Result<(), StoreError> {
     let measures: Vec<Measure> = limit.measures.iter().filter(|measure| measure.span == *span).copied().collect();
@@ -229,12 +233,19 @@ async fn sum(
         By::User => vec![Group::User, Group::Key],
         By::Key | By::Address => vec![Group::Key],
     };
-    let filter = EntryFilter { from, until: u64::MAX >> 1, tag: Some(tag(&limit.id)), ..EntryFilter::default() };
+    let filter = EntryFilter { from, tag: Some(tag(&limit.id)), ..EntryFilter::default() };
     let mut after = None;
     loop {
-        let query =
-            UsageQuery { filter: filter.clone(), groups: groups.clone(), after: after.clone(), limit: USAGE_ROWS_MAX };
-        let rows = ledger.usage_within(&query, patience).await?;
+        let rows = loop {
+            let filter = EntryFilter { until: until(), ..filter.clone() };
+            let (groups, after, limit) = (groups.clone(), after.clone(), USAGE_ROWS_MAX);
+            let query = UsageQuery { filter, groups, after, limit };
+            let rows = StoreError::in_time(patience, ledger.usage_within(&query, patience)).await?;
+            // Else the answer may have entries beyond the end.
+            if until() == query.filter.until {
+                break rows;
+            }
+        };
         for row in &rows.items {
             let subject = match limit.by {
                 By::All => Some("all"),
@@ -309,14 +320,14 @@ async fn above(
 }
 
 /// Issued keys and owners of the store, each read once: many keys share a parent, a user or a team, and every limit asks again.
-struct Known<'s> {
+pub(super) struct Known<'s> {
     store: &'s dyn Keys,
     keys: HashMap<String, Option<KeyRecord>>,
     owners: HashMap<(OwnerKind, String), Option<OwnerRecord>>,
 }
 
 impl<'s> Known<'s> {
-    fn new(store: &'s dyn Keys) -> Self {
+    pub(super) fn new(store: &'s dyn Keys) -> Self {
         Self { store, keys: HashMap::new(), owners: HashMap::new() }
     }
 
@@ -352,7 +363,7 @@ fn used(row: &UsageRow, unit: Unit) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use async_trait::async_trait;
@@ -362,11 +373,19 @@ mod tests {
     use super::*;
 
     /// Ledger in which every sum is 5 requests and takes some time.
-    struct Slow {
+    pub(crate) struct Slow {
         takes: Duration,
-        is_busy: AtomicBool,
+        pub(crate) is_busy: AtomicBool,
         /// Tag and patience of each question.
         asked: Mutex<Vec<(String, u64)>>,
+        /// End of the entries that each question asks for.
+        pub(crate) ends: Mutex<Vec<u64>>,
+    }
+
+    impl Slow {
+        pub(crate) fn new(takes: Duration) -> Arc<Self> {
+            Arc::new(Self { takes, is_busy: AtomicBool::new(false), asked: Mutex::default(), ends: Mutex::default() })
+        }
     }
 
     const UNASKED: StoreError = StoreError::Misuse("not asked by the test");
@@ -376,6 +395,7 @@ mod tests {
         async fn usage_within(&self, query: &UsageQuery, patience: Duration) -> Result<Listing<UsageRow>, StoreError> {
             let tag = query.filter.tag.clone().unwrap_or_default();
             self.asked.lock().expect("no panic").push((tag, patience.as_secs()));
+            self.ends.lock().expect("no panic").push(query.filter.until);
             sleep(self.takes).await;
             if self.is_busy.load(Ordering::Relaxed) {
                 return Err(StoreError::Busy);
@@ -392,7 +412,7 @@ mod tests {
         }
 
         async fn orphans(&self, _: u64, _: Option<&str>, _: u32) -> Result<Vec<OpenEntry>, StoreError> {
-            Err(UNASKED)
+            Ok(Vec::new())
         }
 
         async fn alive(&self, _: &str, _: u64) -> Result<(), StoreError> {
@@ -420,7 +440,7 @@ mod tests {
         }
     }
 
-    fn limit(id: &str) -> Arc<Limit> {
+    pub(crate) fn limit(id: &str) -> Arc<Limit> {
         Arc::new(Limit {
             id: id.into(),
             measures: vec![Measure { unit: Unit::Requests, span: Span::Month, max: 100 }],
@@ -437,14 +457,17 @@ mod tests {
     }
 
     fn slow(limits: &'static [&str], takes: u64) -> (Arc<Slow>, Sums) {
-        let keys = Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database");
-        let takes = Duration::from_secs(takes);
-        let ledger = Arc::new(Slow { takes, is_busy: AtomicBool::new(false), asked: Mutex::default() });
+        let ledger = Slow::new(Duration::from_secs(takes));
         let in_force = || InForce { limits: limits.iter().map(|id| limit(id)).collect(), ..InForce::default() };
-        (ledger.clone(), Sums::of(ledger, Arc::new(keys), in_force, None))
+        (ledger.clone(), Sums::of(ledger, nobody(), in_force, None))
     }
 
-    fn asked(ledger: &Slow) -> Vec<(String, u64)> {
+    /// Store without keys.
+    pub(crate) fn nobody() -> Arc<dyn Keys> {
+        Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"))
+    }
+
+    pub(crate) fn asked(ledger: &Slow) -> Vec<(String, u64)> {
         std::mem::take(&mut ledger.asked.lock().expect("no panic"))
     }
 
@@ -463,6 +486,24 @@ mod tests {
         // The next loss begins with none of it.
         assert_eq!(sums.spent(None, &|_| 3).await, Err(StoreError::Busy));
         assert_eq!(asked(&ledger), tagged(&[("a", 60), ("b", 60), ("c", 60)]));
+    }
+
+    #[test]
+    fn the_entries_of_the_running_month_and_day_are_needed() {
+        // 2027-01-15 08:00 UTC.
+        let (now, day) = (1_800_000_000, 86_400);
+        let of = |span, by| {
+            let measures = vec![Measure { unit: Unit::Requests, span, max: 1 }];
+            let limit = Arc::new(Limit { measures, by, ..Limit::clone(&limit("a")) });
+            InForce { limits: vec![limit], ..InForce::default() }.needed_from(now)
+        };
+        assert_eq!(of(Span::Month, By::All), Some(now - 14 * day - 8 * 3600 - day));
+        assert_eq!(of(Span::Day, By::Key), Some(now - 8 * 3600 - day));
+        assert_eq!(
+            (of(Span::Hour, By::All), of(Span::Month, By::Address)),
+            (None, None),
+            "the ledger restores neither"
+        );
     }
 
     #[tokio::test(start_paused = true)]

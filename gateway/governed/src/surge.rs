@@ -9,7 +9,8 @@ use super::Governor;
 /// Bound of a measure that is counted and never refuses.
 const COUNTED: u64 = u64::MAX >> 8;
 
-/// Adds the counters of the surge detection to a request's claims. A measure that the limit has itself gets the stricter bound.
+/// Adds the counters of the surge detection to a request's claims in this gateway's own book. A measure that the limit has itself gets
+/// the stricter bound, since the book counts each measure of a limit once.
 pub(super) fn add<'a>(governor: &Governor, limit: &'a Limit, subject: &'a str, claims: &mut Vec<Claim<'a>>, tag: u16) {
     let Some(surge) = limit.surge else { return };
     let measure = |span| Measure { unit: Unit::Requests, span, max: COUNTED };

@@ -17,7 +17,7 @@ use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 use super::*;
 use penstock_govern::prices::{Price, Prices, Tiers};
-use penstock_govern::{By, For, NAMES, NANO, OnStoreFailure, Reserve, Span, Unmetered};
+use penstock_govern::{By, For, NAMES, NANO, OnStoreFailure, Reserve, Span, Surge, Unmetered};
 use penstock_http::{Body, BodyBudget};
 use penstock_kv_feed::Feed;
 use penstock_relay::models::{Entry, Models, Sources};
@@ -440,6 +440,26 @@ async fn counters_that_gateways_share_show_what_all_of_them_have_used() {
         let used = &status["limits"][0]["measures"][0]["used"];
         assert!(used.as_f64().is_some_and(is_both), "{status}");
     }
+}
+
+/// A key that another gateway serves already is new at this one, whose bound on its rise is no bound on all of its requests.
+#[tokio::test]
+async fn each_gateway_counts_rises_alone() {
+    let store: Arc<dyn Counters> = Arc::new(MemoryCounters::default());
+    let minute = Measure { unit: Unit::Requests, span: Span::Minute, max: 1000 };
+    let [first, second] = [("a", None), ("b", Some(Surge { times: 10, above: 60 }))].map(|(holder, surge)| {
+        let bed = Bed::new(Way::Provider, Act::Answer, &Limit { measures: vec![minute], surge, ..limit() });
+        let _ = bed.governor.shared.set(Arc::new(Shared::with_store(store.clone(), holder)));
+        bed
+    });
+    for _ in 0..100 {
+        drop(first.ask(&body("")).await.expect("room"));
+    }
+    for _ in 0..60 {
+        drop(second.ask(&body("")).await.expect("no rise yet"));
+    }
+    let Err(failure) = second.ask(&body("")).await else { panic!("it rises") };
+    assert_eq!(failure.status(), 429);
 }
 
 /// Work in the background tells by it that it waits for its own limit, and does not give up after some attempts.

@@ -199,7 +199,7 @@ impl Gateway {
         if let Some(keeper) = &self.keeper {
             let serving = self.serving();
             let is_shared = serving.config.store.postgres.is_some();
-            self.governor.keep_ledger(&keeper.store, &serving.in_force(), is_shared)?;
+            self.governor.keep_ledger(&keeper.store, serving.in_force(), is_shared)?;
         }
         Ok(self)
     }

@@ -65,17 +65,20 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
         patiently(batch.id.as_str(), || store.end_batch(&batch.id, end.clone())).await
     };
     let ended = ended.await;
-    if is_messages && ended.is_ok() {
-        // The requests were the gateway's own copy; a failed delete is repeated by the sweeper when the file expires.
-        let _ = store.delete_file(tenant, &batch.input).await;
-    }
-    if !matches!(ended, Ok(true)) {
+    let mut is_over = matches!(ended, Ok(true));
+    if !is_over {
         // An ask whose answer was lost may have ended the batch with these files.
         let now = patiently(batch.id.as_str(), || store.batch(tenant, &batch.id)).await?;
         for id in unused(&files, now.as_ref()) {
             // A failed delete is repeated by the sweeper.
             let _ = store.delete_file(tenant, id).await;
         }
+        // A server that has lost that the batch was to end may have taken over: its lines run on.
+        is_over = now.is_none_or(|batch| batch.status.is_end());
+    }
+    if is_messages && is_over {
+        // The requests were the gateway's own copy; a failed delete is repeated by the sweeper when the file expires.
+        let _ = store.delete_file(tenant, &batch.input).await;
     }
     ended.map(drop)
 }

@@ -234,6 +234,8 @@ async fn sweep(gateway: &Gateway, keeper: &Keeper) -> Result<(), StoreError> {
     let (now, config) = (unix_seconds(), gateway.serving().config.clone());
     let before = |days: u64| (days > 0).then(|| now.saturating_sub(days * 86_400));
     if let Some(before) = before(config.store.ledger_days) {
+        // However few days it keeps: a budget whose entries are gone would be open again after a restart.
+        let before = before.min(gateway.serving().in_force().needed_from(now).unwrap_or(u64::MAX));
         while keeper.store.sweep_entries(before).await? > 0 {}
     }
     if let Some(before) = before(config.store.audit_days) {
@@ -290,6 +292,12 @@ async fn drive(bench: &Arc<Bench>, open: OpenBatch, mut cancelled: watch::Receiv
         }
         let Some(now) = store.batch(&tenant, &batch.id).await? else { return Ok(()) };
         if !bench.gateway.begins_work() {
+            return Ok(());
+        }
+        if *cancelled.borrow() && now.status == BatchStatus::InProgress {
+            // A server that has lost the cancellation has taken over. The switch stays as it is: a later turn begins anew.
+            tracing::warn!(batch = %now.id, "a batch goes on: the store has lost its cancellation");
+            sleep(STORE_PAUSE).await;
             return Ok(());
         }
         batch = now;

@@ -3,7 +3,10 @@
 mod bed;
 
 use bytes::Bytes;
-use penstock_store::{FileId, NewBatch, ResponseChange, ResponseRecord, ResponseRoom, ResponseStatus, Tenant};
+use penstock_store::{
+    Entry, EntryFilter, FileId, NewBatch, OpenEntry, Order, Page, ResponseChange, ResponseRecord, ResponseRoom,
+    ResponseStatus, Tenant,
+};
 use penstock_telemetry::Gauge;
 use penstock_types::Surface;
 
@@ -60,6 +63,49 @@ async fn a_cancelled_batch_keeps_what_it_has() {
     assert_eq!(bed.lines(&nobody(), batch.output.as_ref()).await.len(), 1);
     let errors = bed.lines(&nobody(), batch.errors.as_ref()).await;
     assert!(errors.len() == 3 && errors.iter().all(|line| line.contains("batch_cancelled")), "{errors:?}");
+}
+
+/// After a failover to a server that lacks the cancellation, the store says again that the batch is in progress.
+#[tokio::test]
+async fn a_batch_whose_cancellation_is_lost_goes_on() {
+    let mut bed = Bed::new(memory(), "");
+    bed.runner.abort();
+    let id = bed.batch(&nobody(), &file(&["ok"]), tomorrow()).await;
+    let bench = Bench::new(bed.gateway.clone());
+    let open = bed.store.open_batches(1).await.expect("read").remove(0);
+    let (_cancel, cancelled) = watch::channel(true);
+    // Longer than the pause, and a loop would have no end.
+    let driven = tokio::time::timeout(STORE_PAUSE * 12, drive(&bench, open, cancelled)).await;
+    driven.expect("it returns").expect("the store works");
+    let batch = bed.store.batch(&nobody(), &id).await.expect("read").expect("there");
+    assert_eq!(batch.status, BatchStatus::InProgress);
+    bed.runner = tokio::spawn(run(bed.gateway.clone()));
+    let batch = bed.ended(&nobody(), &id).await;
+    assert_eq!((batch.status, batch.counts.completed), (BatchStatus::Completed, 1));
+}
+
+/// Entries of the running month are needed by its budgets, older ones by none.
+#[tokio::test]
+async fn entries_that_a_budget_needs_outlive_ledger_days() {
+    let days = "[store]\nledger_days = 1\n".to_owned();
+    let month = "[[limits]]\nid = \"it\"\nfor = \"everyone\"\nby = \"all\"\nusd_per_month = 5.0\n";
+    let begin = penstock_govern::began(unix_seconds() * 1000).1 / 1000;
+    // A day is left for gateways whose clocks differ.
+    let (old, needed) = (begin - 86_401, begin - 86_399);
+    let entry = |at: u64| {
+        let opened = OpenEntry { at, request: format!("r{at}"), ..OpenEntry::default() };
+        Entry { opened, ..Entry::default() }
+    };
+    for (config, left) in [(days.clone(), vec![]), (days + month, vec![needed])] {
+        let bed = Bed::new(memory(), &config);
+        bed.runner.abort();
+        bed.store.settle_entries([old, needed].map(entry).into()).await.expect("settled");
+        sweep(&bed.gateway, bed.gateway.keeper().expect("a store")).await.expect("swept");
+        let filter = EntryFilter { until: u64::MAX >> 1, ..EntryFilter::default() };
+        let page = Page { after: None, limit: 10, order: Order::default() };
+        let entries = bed.store.entries(&filter, &page).await.expect("read").items;
+        assert_eq!(entries.iter().map(|entry| entry.opened.at).collect::<Vec<_>>(), left);
+    }
 }
 
 #[tokio::test]
