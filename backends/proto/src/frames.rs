@@ -128,10 +128,10 @@ pub struct Hello {
     pub nonce: Vec<u8>,
 }
 
-/// Progress of loading the model's weights, sent until [`Ready`].
+/// Progress of loading the model's weights, sent until [`Ready`]; see also [`Loading::joining`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Loading {
-    /// Current stage, for a person: "packing weights".
+    /// Current stage, for a person: "packing weights". One of them has a meaning: that of [`Loading::joining`].
     #[prost(string, tag = "1")]
     pub stage: String,
     /// Bytes of the checkpoint's weights loaded so far.
@@ -140,6 +140,22 @@ pub struct Loading {
     /// Bytes of all weights to load; 0 while unknown.
     #[prost(uint64, tag = "3")]
     pub bytes_total: u64,
+}
+
+/// Stage of [`Loading::joining`].
+const JOINING: &str = "joining";
+
+impl Loading {
+    /// Sign of life of a worker that has its model, until its engine takes in the new session: between two steps, so at once unless a step
+    /// takes long. A gateway that hears nothing else for longer than a step may take knows that the step does not end.
+    pub fn joining() -> Self {
+        Self { stage: JOINING.into(), ..Self::default() }
+    }
+
+    /// Returns true if the frame says that only the engine's answer is missing.
+    pub fn is_joining(&self) -> bool {
+        self.stage == JOINING
+    }
 }
 
 /// Description of the worker, sent once it can serve.

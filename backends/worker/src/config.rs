@@ -250,4 +250,10 @@ pub enum WorkerError {
         /// Reason of the last failure.
         last: String,
     },
+    /// A step that does not end, so that the worker gives up.
+    #[error("a step of the engine does not end: it began {seconds} s ago")]
+    Hangs {
+        /// Age of the step.
+        seconds: u64,
+    },
 }

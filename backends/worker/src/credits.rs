@@ -3,7 +3,8 @@
 //! Each gateway binds as many requests as it is granted; with the same number, two gateways bind twice as many, and
 //! the excess waits at the worker, where no gateway can send it elsewhere. So the grants are divided by the number of
 //! requests waiting at each gateway, as reported with its last request. A gateway without waiting requests may have
-//! one the next moment and is granted an equal share, at least one.
+//! one the next moment and is granted an equal share, at least one. A share of less than one is granted in some states and not in others: an
+//! idle engine, which makes none, reports its state at each tick while a gateway was granted nothing.
 
 use penstock_proto::frames::EngineState;
 use std::time::Duration;

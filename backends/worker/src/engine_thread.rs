@@ -163,6 +163,7 @@ fn live(
                 exit: false,
                 is_draining: false,
                 is_untold: false,
+                is_denied: false,
                 peers: Arc::clone(&wiring.peers),
                 runtime: wiring.runtime.clone(),
                 incoming: HashMap::new(),
@@ -225,6 +226,8 @@ struct Desk {
     is_draining: bool,
     /// True if a change waits to be reported; an idle engine makes no step that would carry it.
     is_untold: bool,
+    /// True if the last report granted a gateway nothing, for others had more requests that wait, though there were credits.
+    is_denied: bool,
     peers: Arc<Peers>,
     /// Runtime on which the tasks of KV transfers run.
     runtime: tokio::runtime::Handle,
@@ -249,8 +252,8 @@ impl Desk {
                 let step = self.engine.step(&|| origin.elapsed());
                 age.end();
                 self.step_seconds = step.batch.map_or(self.step_seconds, |batch| batch.seconds);
-                self.publish(step);
                 self.is_untold = false;
+                self.publish(step);
                 if self.engine.is_broken() {
                     return Err(WorkerError::Broken);
                 }
@@ -335,6 +338,8 @@ impl Desk {
             Command::Tick => {
                 self.submit_all(Tiers::advance);
                 self.tell_changes();
+                // No step comes by which the turn passes on, or by which a report of waiting requests is found to be old.
+                self.is_untold |= self.is_denied && !self.engine.has_work();
             }
         }
     }

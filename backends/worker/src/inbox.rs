@@ -59,7 +59,8 @@ pub(crate) enum Command {
     Tier(Outcome),
     /// Tell gateways the figures of the GPU.
     Gpu(Box<GpuState>),
-    /// Periodic timer tick: advances requests that wait for tiers, and reports changes without a step.
+    /// Periodic timer tick, where there are tiers or several gateways: advances requests that wait for tiers, reports changes without a step, and
+    /// divides the credits of an idle engine anew.
     Tick,
 }
 
@@ -137,9 +138,14 @@ impl StepAge {
         self.began.store(0, Ordering::Relaxed);
     }
 
+    /// Number of the step in progress; 0 between steps.
+    pub(crate) fn step(&self) -> u64 {
+        self.began.load(Ordering::Relaxed)
+    }
+
     /// Seconds since the step began; 0 between steps.
     pub(crate) fn seconds(&self) -> f64 {
-        match self.began.load(Ordering::Relaxed) {
+        match self.step() {
             0 => 0.0,
             began => self.origin.elapsed().saturating_sub(Duration::from_micros(began - 1)).as_secs_f64(),
         }

@@ -8,7 +8,8 @@
 //! Session tasks live on one tokio thread and answer for the process even while a step takes long; the engine has a
 //! thread of its own. All state of a worker is a cache: when a session ends, its requests are cancelled and the
 //! gateway continues them on any worker. A worker without a gateway exits after [`WorkerConfig::orphan_ttl`]. A panic
-//! of the engine ends the process, with a message and a non-zero code: the gateway notices and starts another.
+//! of the engine ends the process, with a message and a non-zero code: the gateway notices and starts another. So does a
+//! step that does not end.
 //!
 //! KV goes from worker to worker on connections of their own (`transfer/`).
 //!
@@ -23,6 +24,7 @@ mod credits;
 mod engine_thread;
 mod gpu;
 mod grammars;
+mod hang;
 mod inbox;
 pub mod inspect;
 mod listen;
@@ -49,6 +51,7 @@ pub use plan::Plan;
 pub use shelf::Shelf;
 
 use engine_thread::{EngineThread, Wiring};
+use hang::Hang;
 use inbox::Command;
 use penstock_proto::Epoch;
 use penstock_proto::frames::{Drain, Loading};
@@ -58,6 +61,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 use transfer::Peers;
 
@@ -142,10 +146,14 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
     };
     let (thread, mut ended) = EngineThread::start(build, phase, inbox, wiring)?;
     let epoch = Epoch(config::epoch()?);
-    let host = Arc::new(Host::new(&config, commands.clone(), phases, drains, thread.step_age(), epoch));
+    let age = thread.step_age();
+    let host = Arc::new(Host::new(&config, commands.clone(), phases, drains, age.clone(), epoch));
     let accepting = tokio::spawn(listen::accept(listener, Arc::clone(&host)));
     let serving = kv.map(|listener| transfers.spawn(transfer::accept(listener, Arc::clone(&peers))));
-    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    let mut ticks = tokio::time::interval(hang::LOOK);
+    // Ticks that a stopped process missed are no looks.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut hang = Hang::default();
     let mut patience = Patience { config: &config, left_alone_since: Some(Instant::now()), exit_by: None };
     let result = loop {
         let Drain { exit, patience_seconds } = tokio::select! {
@@ -153,9 +161,12 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
             () = signals.end() => EXIT,
             Some(order) = drain_orders.recv() => order,
             _ = ticks.tick() => {
-                if config.tiers.is_any() {
+                if config.tiers.is_any() || host.sessions() > 1 {
                     // Full: the engine is busy enough, and a tick would add nothing.
                     let _ = commands.try_send(Command::Tick);
+                }
+                if hang.look(age.step()) {
+                    break Err(WorkerError::Hangs { seconds: age.seconds() as u64 });
                 }
                 match patience.tick(host.sessions()) {
                     Next::Serve => continue,

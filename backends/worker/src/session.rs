@@ -234,7 +234,11 @@ impl Host {
         let mut done = None;
         loop {
             let command = match reader.next().await? {
-                Some(DownBody::Generate(generate)) => Command::Generate { session, generate: Box::new(generate) },
+                Some(DownBody::Generate(generate)) => {
+                    // A gateway whose order was ignored, and that goes on with this worker, needs it.
+                    done = None;
+                    Command::Generate { session, generate: Box::new(generate) }
+                }
                 Some(DownBody::Cancel(cancel)) => Command::Cancel { session, cancel },
                 Some(DownBody::Window(window)) => Command::Window { session, window },
                 Some(DownBody::SetRole(set)) => Command::SetRole { role: set.role() },
@@ -292,7 +296,7 @@ impl Host {
             return Ok(());
         }
         // The engine answers between two steps; until then this frame shows that the connection works.
-        writer.send(UpBody::Loading(Loading { stage: "joining".into(), ..Default::default() })).await?;
+        writer.send(UpBody::Loading(Loading::joining())).await?;
         let (frames, mut inbox) = mpsc::channel(FRAMES_MAX);
         let attach = Command::Attach { session, gateway, epoch: self.epoch, frames };
         self.commands.send(attach).await.map_err(|_| SessionEnd::Ending)?;
@@ -336,9 +340,7 @@ impl Host {
                     self.complete(&mut beat);
                     writer.send(beat).await?;
                 }
-                Err(_) => {
-                    writer.send(UpBody::Loading(Loading { stage: "joining".into(), ..Default::default() })).await?
-                }
+                Err(_) => writer.send(UpBody::Loading(Loading::joining())).await?,
             }
         }
     }

@@ -35,7 +35,7 @@ impl Witness {
 fn how(status: Option<ExitStatus>, is_ours: bool, oom_kills: u64) -> String {
     let is_killed = status.is_none_or(|status| status.signal() == Some(SIGKILL));
     match status {
-        _ if is_ours && is_killed => "it showed no sign of life and was killed".into(),
+        _ if is_ours && is_killed => "it showed no sign of life, or did not end a step, and was killed".into(),
         _ if is_killed && oom_kills > 0 => {
             "killed by SIGKILL: out of memory, by the kernel's count for its cgroup".into()
         }

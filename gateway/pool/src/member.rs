@@ -25,6 +25,12 @@ const STEP_LEAST: f64 = 3.0;
 /// after about 700 reports.
 const FADING: f64 = 0.999;
 
+/// Multiple of a step's bound at which a worker is given up whose step does not end, even if no other worker is ready.
+const GIVE_UP: f64 = 4.0;
+
+/// Time in which an engine takes a new session in, unless it is in a long step.
+const JOINS_WITHIN: Duration = Duration::from_secs(2);
+
 /// Longest load time that a worker is believed, in seconds.
 const LOAD_MOST: f64 = 3600.0;
 
@@ -96,6 +102,11 @@ pub(super) struct Member {
     lives: Lives,
     /// Arrival of the worker's last frame, plus delays of the actor itself.
     pub(super) heard: Instant,
+    /// Instant since which the worker has answered while its engine has not, plus delays of the actor itself: the engine leaves a new session
+    /// unanswered. `None`: it does not, or there is no session.
+    pub(super) joining_since: Option<Instant>,
+    /// Age in seconds of the step in which the engine was when the last session ended.
+    step_age: f64,
     /// Longest reported step in seconds, decaying with each later step.
     longest_step: f64,
     /// Number of steps with a batch that the worker reported in its present life.
@@ -137,6 +148,8 @@ impl Member {
             state: EngineState::default(),
             lives: Lives::default(),
             heard: now,
+            joining_since: None,
+            step_age: 0.0,
             longest_step: 0.0,
             steps: 0,
             decode_steps: StepTimes::default(),
@@ -161,6 +174,7 @@ impl Member {
         self.link = Some(link);
         self.numerics_id = ready.numerics_id.as_str().into();
         self.heard = now;
+        self.answers();
         self.longest_step = 0.0;
         self.steps = 0;
         self.decode_steps = StepTimes::default();
@@ -201,6 +215,7 @@ impl Member {
         self.session = Session::Absent { why: why.into() };
         (self.troubles, self.gpu) = (Troubles::default(), None);
         self.loading_since = None;
+        self.step_age = self.step_age.max(self.state.step_age_seconds);
         self.state = EngineState { draining: self.state.draining, role: self.state.role, ..EngineState::default() };
     }
 
@@ -208,7 +223,17 @@ impl Member {
     pub(super) fn loads(&mut self, loading: Loading, now: Instant) {
         self.heard = now;
         self.loading_since.get_or_insert(now);
+        if loading.is_joining() {
+            self.joining_since.get_or_insert(now);
+        } else {
+            self.answers();
+        }
         self.session = Session::Loading(loading);
+    }
+
+    /// Forgets a step that did not end: the engine is not in it any more, or another process has taken its place.
+    pub(super) fn answers(&mut self) {
+        (self.joining_since, self.step_age) = (None, 0.0);
     }
 
     /// Returns true if the worker is connected, and neither drains nor has an order that keeps requests away.
@@ -229,13 +254,23 @@ impl Member {
         let silence = now.saturating_duration_since(self.heard);
         let patience = self.patience(config, ahead);
         let age = self.state.step_age_seconds;
-        if silence > config.give_up_after || age > 4.0 * patience {
+        if silence > config.give_up_after || age > GIVE_UP * patience {
             Doubt::GiveUp
         } else if silence > config.suspect_after || age > patience {
             Doubt::Suspect
         } else {
             Doubt::None
         }
+    }
+
+    /// Returns true if the worker's process answers and its engine does not come out of a step: for as long as a silent process may live, and as
+    /// a step may take before the worker is given up. The session that waits for the answer counts, and the age of the step in the session
+    /// before; after a pause of both this process and the worker, the age alone says nothing.
+    pub(super) fn hangs(&self, config: &PoolConfig, now: Instant) -> bool {
+        let Some(since) = self.joining_since else { return false };
+        let waited = now.saturating_duration_since(since);
+        let bound = config.kill_after.as_secs_f64().max(GIVE_UP * self.patience(config, 0.0));
+        waited > config.give_up_after && self.step_age + waited.as_secs_f64() > bound
     }
 
     /// Seconds that a step may take. Before the first step there is no measure, and a cold start may take long: 60 s.
@@ -313,6 +348,9 @@ impl Member {
             Session::Ready if self.state.draining || self.steering != Steering::Free => WorkerPhase::Draining,
             Session::Ready => WorkerPhase::Ready,
             Session::Suspected => WorkerPhase::Suspected,
+            Session::Loading(_) if self.joining_since.is_some_and(|since| now > since + JOINS_WITHIN) => {
+                WorkerPhase::Down { retry_in: Duration::from_secs(1), why: "a step of its engine does not end".into() }
+            }
             Session::Loading(loading) => WorkerPhase::Loading {
                 stage: loading.stage.clone(),
                 bytes_done: loading.bytes_done,
@@ -427,6 +465,39 @@ mod tests {
             member.say(Some(&EngineState { step_seconds: 0.01, ..Default::default() }));
         }
         assert!((0.01..0.5).contains(&member.longest_step), "{}", member.longest_step);
+    }
+
+    #[test]
+    fn an_engine_that_leaves_a_session_unanswered_hangs_after_the_time_of_silent_processes_and_of_long_steps() {
+        let config = PoolConfig::new("a");
+        let hangs =
+            |member: &Member, since: Instant, seconds| member.hangs(&config, since + Duration::from_secs(seconds));
+        // Steps, longest step, age at the end of the session; seconds after which the worker hangs.
+        for (steps, step_seconds, age, expected) in [
+            (100, 0.01, 0.0, 30),
+            (100, 0.01, 13.0, 17),
+            // A pause of the machine counts as age: the engine has the time of a silent worker to answer.
+            (100, 0.01, 3600.0, 10),
+            (100, 2.0, 0.0, 80),
+            (100, 2.0, 50.0, 30),
+            (1, 0.01, 41.0, 10),
+            // The first step may take long.
+            (0, 0.0, 0.0, 240),
+        ] {
+            let (mut member, now) = member(steps, step_seconds, age);
+            // Told twice, by this side and by the session.
+            member.end("given up");
+            member.end("given up");
+            assert!(!hangs(&member, now, 10_000), "no session");
+            member.loads(Loading::joining(), now);
+            member.loads(Loading::joining(), now + Duration::from_secs(1));
+            let shown = |seconds| member.phase(now + Duration::from_secs(seconds));
+            assert!(matches!(shown(2), WorkerPhase::Loading { .. }) && matches!(shown(3), WorkerPhase::Down { .. }));
+            assert!(!hangs(&member, now, expected), "{steps} {step_seconds} {age}");
+            assert!(hangs(&member, now, expected + 1), "{steps} {step_seconds} {age}");
+            member.loads(Loading { stage: "weights".into(), ..Loading::default() }, now);
+            assert!(!hangs(&member, now, 10_000), "another process loads");
+        }
     }
 
     #[test]

@@ -60,6 +60,7 @@ impl Member {
                 process.starts += u64::from(!adopted);
                 process.down = None;
                 self.heard = now;
+                self.answers();
                 self.is_there();
                 Some(if adopted { Change::Adopted } else { Change::Started })
             }

@@ -35,7 +35,10 @@ impl Silence {
     pub(super) fn tick(&mut self, members: &mut Members, now: Instant) {
         let late = now.saturating_duration_since(self.last_tick).saturating_sub(self.tick);
         self.last_tick = now;
-        members.iter_mut().for_each(|member| member.heard = (member.heard + late).min(now));
+        for member in members.iter_mut() {
+            member.heard = (member.heard + late).min(now);
+            member.joining_since = member.joining_since.map(|since| (since + late).min(now));
+        }
     }
 }
 
@@ -48,10 +51,11 @@ impl Members {
         // Without a link there is nothing to close: the session of a worker that loads ends by itself.
         let give_up = member.link.is_some() && doubt == Doubt::GiveUp || doubt == Doubt::Suspect && moves();
         let is_running = member.process.as_ref().is_some_and(|process| process.is_running);
+        let is_silent = now.saturating_duration_since(member.heard) > config.kill_after;
         Verdict {
             give_up,
             suspect: !give_up && doubt == Doubt::Suspect && member.session == Session::Ready,
-            kill: is_running && now.saturating_duration_since(member.heard) > config.kill_after,
+            kill: is_running && (is_silent || member.hangs(config, now)),
         }
     }
 }
@@ -109,13 +113,34 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_answers_while_its_engine_hangs_is_killed() {
+        let now = Instant::now();
+        let config = PoolConfig::new("a");
+        let mut members = absent(1, now);
+        let _far = connect(&mut members, ONE, 1, now);
+        members[ONE].end("given up");
+        members[ONE].process.iter_mut().for_each(|process| process.is_running = true);
+        // A worker without steps: the first one may take four minutes.
+        let later = now + Duration::from_secs(241);
+        for seconds in 0..=240 {
+            let now = now + Duration::from_secs(seconds);
+            assert!(!members.judge(ONE, &config, 0.0, now).kill, "{seconds}");
+            members[ONE].loads(Loading::joining(), now);
+        }
+        assert!(members.judge(ONE, &config, 0.0, later).kill);
+        members[ONE].answers();
+        assert!(!members.judge(ONE, &config, 0.0, later).kill, "it was killed, or it answers");
+    }
+
+    #[test]
     fn a_late_tick_is_no_silence() {
         let now = Instant::now();
         let mut members = absent(1, now);
         let mut silence = Silence::new(TICK, now);
         silence.tick(&mut members, now + TICK);
         assert_eq!(members[ONE].heard, now);
+        members[ONE].joining_since = Some(now + TICK);
         silence.tick(&mut members, now + 50 * TICK);
-        assert_eq!(members[ONE].heard, now + 48 * TICK);
+        assert_eq!((members[ONE].heard, members[ONE].joining_since), (now + 48 * TICK, Some(now + 49 * TICK)));
     }
 }

@@ -54,7 +54,7 @@ pub(super) enum Update {
 
 /// Order of the pool's actor to the supervisor of a worker's process.
 pub(super) enum Order {
-    /// Kill the process, which shows no sign of life, so that it is started again.
+    /// Kill the process, which shows no sign of life or does not end a step, so that it is started again.
     Kill,
     /// Start a process, if there is none.
     Start,
@@ -234,7 +234,7 @@ impl Supervisor {
                     Some(Order::Start) => {}
                     Some(Order::Told) => told = true,
                     Some(Order::Kill) => {
-                        warn!(worker = %self.name, pid = running.pid, "worker is killed: no sign of life");
+                        warn!(worker = %self.name, pid = running.pid, "worker is killed: no sign of life, or a step that does not end");
                         running.witness.kills();
                         signal(running, Signal::KILL);
                     }

@@ -84,6 +84,8 @@ impl Desk {
     /// Ends a session and everything that ran for it.
     pub(super) fn detach(&mut self, session: SessionId) {
         self.sessions.remove(&session);
+        // Its credits are for the others.
+        self.is_untold = true;
         self.tiers.iter_mut().for_each(|tiers| tiers.end_session(session));
         let theirs: Vec<WorkId> =
             self.entries.iter().filter(|(_, entry)| entry.session == session).map(|(id, _)| *id).collect();
@@ -200,7 +202,11 @@ impl Desk {
             view.waiting.filter(|(_, said)| said.elapsed() < WAITING_TTL).map_or(0, |(requests, _)| requests)
         };
         let waiting: Vec<u32> = self.sessions.values().map(waiting).collect();
-        let mut states = rest.state.iter().flat_map(|state| divided(state, &waiting, self.rounds));
+        let granted = rest.state.as_ref().map(|state| divided(state, &waiting, self.rounds));
+        if let (Some(whole), Some(granted)) = (&rest.state, &granted) {
+            self.is_denied = whole.credits > 0 && granted.iter().any(|state| state.credits == 0);
+        }
+        let mut states = granted.into_iter().flatten();
         for (session, view) in &self.sessions {
             let outputs = theirs.remove(session).unwrap_or_default();
             let step = Step { outputs, accepted: view.accepted, state: states.next(), ..rest.clone() };

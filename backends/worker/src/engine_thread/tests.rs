@@ -4,7 +4,9 @@ use super::*;
 use crate::config::WorkerConfig;
 use crate::model::build;
 use crate::options::ModelOptions;
-use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, Guide, GuideKind, Pooling, Ready, Sampling};
+use penstock_proto::frames::{
+    ChoiceStart, EngineState, Finish, FinishReason, Guide, GuideKind, Pooling, Ready, Sampling,
+};
 use penstock_proto::{Address, Capability, Epoch, ErrorKind, GatewayId, SessionId};
 use tokio::runtime::Runtime;
 
@@ -19,6 +21,14 @@ struct Worker {
 }
 
 impl Worker {
+    /// Begins a session of another gateway; its first frame is read.
+    fn attach(&self, session: SessionId) -> mpsc::Receiver<UpBody> {
+        let (sender, mut frames) = mpsc::channel(1024);
+        self.send(Command::Attach { session, gateway: GatewayId(session.0), epoch: Epoch(3), frames: sender });
+        assert!(matches!(frames.blocking_recv(), Some(UpBody::Ready(_))), "the first frame describes the worker");
+        frames
+    }
+
     fn start() -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let (commands, inbox) = mpsc::channel(64);
@@ -45,23 +55,21 @@ impl Worker {
     }
 
     fn generate(&self, request: u64, grammar: Option<Guide>, choices: u32) {
-        let sampling = Sampling {
-            top_p: 1.0,
-            repetition_penalty: 1.0,
-            max_tokens: 60,
-            logprobs: -1,
-            prompt_logprobs: -1,
-            ..Sampling::default()
-        };
-        let generate = Generate {
-            request,
-            prompt: (0..40).map(|n| 300 + n).collect(),
-            choices: (0..choices).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect(),
-            sampling: Some(sampling),
-            grammar,
-            ..Generate::default()
-        };
+        let generate = text(request, grammar, choices);
         self.send(Command::Generate { session: SESSION, generate: Box::new(generate) });
+    }
+
+    /// Sends requests of two gateways, the first of which has by far the most that wait, and cancels them.
+    fn ask_and_leave(&mut self, other: SessionId) {
+        for (session, waiting) in [(SESSION, u32::MAX), (other, 1)] {
+            let generate = Generate { waiting, ..text(1, None, 1) };
+            self.send(Command::Generate { session, generate: Box::new(generate) });
+        }
+        for session in [SESSION, other] {
+            self.send(Command::Cancel { session, cancel: Cancel { request: 1, choices: Vec::new() } });
+        }
+        // A gateway that leaves its frames unread would lose its session.
+        while self.frames.try_recv().is_ok() {}
     }
 
     /// Reads frames until `ends` choices have ended; returns the tokens and the end of each, by request and choice.
@@ -79,6 +87,49 @@ impl Worker {
         }
         ended
     }
+}
+
+/// A request for 60 tokens of each choice.
+fn text(request: u64, grammar: Option<Guide>, choices: u32) -> Generate {
+    let sampling = Sampling {
+        top_p: 1.0,
+        repetition_penalty: 1.0,
+        max_tokens: 60,
+        logprobs: -1,
+        prompt_logprobs: -1,
+        ..Sampling::default()
+    };
+    Generate {
+        request,
+        prompt: (0..40).map(|n| 300 + n).collect(),
+        choices: (0..choices).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect(),
+        sampling: Some(sampling),
+        grammar,
+        ..Generate::default()
+    }
+}
+
+/// Does `meanwhile` again and again until a session is told a state as wanted; false if that does not happen.
+fn comes(
+    frames: &mut mpsc::Receiver<UpBody>,
+    wanted: impl Fn(&EngineState) -> bool,
+    mut meanwhile: impl FnMut(),
+) -> bool {
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut told = None;
+    while Instant::now() < until {
+        meanwhile();
+        std::thread::sleep(Duration::from_millis(10));
+        while let Ok(body) = frames.try_recv() {
+            if let UpBody::Step(Step { state: Some(state), .. }) = body {
+                told = Some(state);
+            }
+        }
+        if told.as_ref().is_some_and(&wanted) {
+            return true;
+        }
+    }
+    false
 }
 
 fn guide(kind: GuideKind, text: &str) -> Option<Guide> {
@@ -136,6 +187,20 @@ fn a_vector_comes_with_the_end_of_its_request() {
         }
     }
     assert!(vectors.iter().all(|vector| vector.len() == 256 && *vector == vectors[0]));
+}
+
+#[test]
+fn a_gateway_gets_the_credits_of_an_idle_engine_when_another_one_wants_them_no_more() {
+    const OTHER: SessionId = SessionId(2);
+    let mut worker = Worker::start();
+    let mut others = worker.attach(OTHER);
+    let is_denied = |state: &EngineState| state.credits == 0 && state.running + state.waiting == 0;
+    let is_granted = |state: &EngineState| state.credits > 0;
+    assert!(comes(&mut others, is_denied, || worker.ask_and_leave(OTHER)), "none is left for the other one");
+    assert!(comes(&mut others, is_granted, || worker.send(Command::Tick)), "what waits elsewhere is not said again");
+    assert!(comes(&mut others, is_denied, || worker.ask_and_leave(OTHER)));
+    worker.send(Command::Detach { session: SESSION });
+    assert!(comes(&mut others, is_granted, || {}), "the first gateway has left");
 }
 
 #[test]

@@ -15,6 +15,8 @@ use tracing::{info, warn};
 
 impl Actor {
     pub(super) fn ready(&mut self, worker: WorkerId, mut ready: Box<Ready>, link: Link, now: Instant) {
+        // Also where the worker does not suit the pool.
+        self.members[worker].answers();
         let Ready { adapters, adapters_pending, .. } = &mut *ready;
         penstock_proto::adapter::bound(adapters, adapters_pending);
         // What a worker of the old model began must not go on at one of another; it waits for one of its own, for as long as it may.
@@ -179,7 +181,9 @@ impl Actor {
                 self.give_up(worker, "no sign of life for too long, or a step that does not end");
             }
             if verdict.kill {
-                self.members[worker].heard = now;
+                let member = &mut self.members[worker];
+                member.heard = now;
+                member.answers();
                 self.processes.order(worker, Order::Kill);
             }
         }

@@ -2,7 +2,7 @@
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, local, patient, read, read_into, wait_for};
 use penstock_pool::{
-    FleetRuntime, Follow, Leave, LocalWorkers, Pool, PoolConfig, ReplicaOrder, Steer, SteerError, WorkerPhase,
+    FleetRuntime, Follow, Holds, Leave, LocalWorkers, Pool, PoolConfig, ReplicaOrder, Steer, SteerError, WorkerPhase,
 };
 use rustix::process::{Pid, Signal, test_kill_process};
 use std::time::{Duration, Instant};
@@ -350,6 +350,27 @@ async fn a_local_worker_that_hangs_is_killed_and_replaced() {
 }
 
 #[tokio::test]
+async fn a_local_worker_that_answers_while_its_step_does_not_end_is_killed_and_its_stream_goes_on() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    // Fewer steps are left at the hang than the next process makes before it hangs itself.
+    let args = ["--step-ms", "2", "--hang-at", "60"];
+    let pool = start(&runtime, local(BINARY, &dir, 1, &args), |config| {
+        config.step_max = Duration::from_secs(1);
+        config.give_up_after = Duration::from_secs(2);
+        config.kill_after = Duration::from_secs(5);
+        config.resume_deadline = PATIENCE;
+    });
+    all_ready(&pool).await;
+    let first = pids(&pool)[0];
+    let mut ticket = pool.submit(job([9; 40], 1, 90)).expect("taken");
+    let answer = read(&mut ticket).await;
+    assert_eq!((answer.tokens[0].len(), &answer.failed), (90, &None), "{:?}", pool.status().workers[0]);
+    let worker = pool.status().workers[0].clone();
+    assert!(worker.starts > 1 && worker.pid != first && !is_alive(first), "{worker:?}");
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
 async fn a_worker_without_a_gateway_exits() {
     let dir = Dir::new();
     let began = Instant::now();
@@ -415,6 +436,43 @@ async fn a_held_worker_gets_nothing_new_and_finishes_what_it_has() {
     all_ready(&pool).await;
     assert_eq!(pool.steer("nobody", Steer::Hold).await, Err(SteerError::NotFound));
     pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+async fn becomes(pool: &Pool, phases: [WorkerPhase; 2]) {
+    let there = || pool.status().workers.iter().map(|worker| &worker.phase).eq(&phases).then_some(());
+    assert!(wait_for(there).await.is_some(), "{phases:?}: {:?}", pool.status());
+}
+
+#[tokio::test]
+async fn a_hold_goes_over_to_the_pool_that_takes_the_workers_over() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let old = start(&runtime, local(BINARY, &dir, 2, &[]), |_| {});
+    all_ready(&old).await;
+    let names: Vec<_> = old.status().workers.iter().map(|worker| worker.name.clone()).collect();
+    old.steer(&names[0], Steer::Hold).await.expect("held");
+    let next = |holds: &Holds| {
+        let holds = holds.clone();
+        start(&runtime, local(BINARY, &dir, 2, &[]), |config| (config.requests_max, config.holds) = (7, holds))
+    };
+    let new = next(old.holds());
+    becomes(&new, [WorkerPhase::Draining, WorkerPhase::Ready]).await;
+    assert_eq!(pids(&new), pids(&old), "the same workers");
+    // An order to one of both is for both.
+    old.steer(&names[1], Steer::Hold).await.expect("held");
+    becomes(&new, [WorkerPhase::Draining, WorkerPhase::Draining]).await;
+    assert!(new.is_up() && !new.status().takes_requests(), "nothing is missing but the operator's word");
+    new.steer(&names[0], Steer::Release).await.expect("released");
+    becomes(&old, [WorkerPhase::Ready, WorkerPhase::Draining]).await;
+    // As another process is told.
+    let told = Holds::default();
+    told.replace(new.holds().names());
+    let third = next(&told);
+    becomes(&third, [WorkerPhase::Ready, WorkerPhase::Draining]).await;
+    told.replace([]);
+    all_ready(&third).await;
+    for pool in [old, new, third] {
+        pool.shutdown(Leave::Exit, PATIENCE).await;
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Behaviour of a worker towards peers that are not its gateway, and towards gateways that misbehave.
 
 use bytes::{BufMut, BytesMut};
-use penstock_fleet_tests::dial::Session;
+use penstock_fleet_tests::dial::{self, Session};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, free_port, job, pool, read, read_into, wait_for};
 use penstock_pool::{FleetRuntime, PoolConfig, WorkerPhase};
 use penstock_proto::frames::*;
@@ -130,6 +130,27 @@ async fn a_drain_is_reported_in_the_middle_of_a_step_and_ends_when_its_order_say
     assert!(age(&told) > 0.0, "the step is over: {told:?}");
     assert_eq!(worker.code().await, Some(0));
     assert!(began.elapsed() < Duration::from_secs(15), "its own deadline is 30 s");
+}
+
+#[tokio::test]
+async fn a_gateway_that_sends_requests_after_its_drain_was_ignored_needs_the_worker() {
+    let dir = Dir::new();
+    let mut worker = Worker::start(BINARY, &dir, "a", &[]);
+    let (mut one, mut two) = (Session::with(&worker).await, Session::with(&worker).await);
+    let log = dir.file("a.log");
+    let ignored = |times: usize| {
+        let read = std::fs::read_to_string(&log).unwrap_or_default();
+        (read.matches("drain ignored").count() == times).then_some(())
+    };
+    let drain = || DownBody::Drain(Drain { exit: true, patience_seconds: 0 });
+    one.say(drain()).await;
+    assert!(wait_for(|| ignored(1)).await.is_some(), "the other gateway uses the worker");
+    assert_eq!(one.run(dial::generate(1, job([5; 40], 1, 10))).await.tokens.len(), 10);
+    two.say(drain()).await;
+    assert!(wait_for(|| ignored(2)).await.is_some(), "and the first one does after all");
+    assert_eq!(one.run(dial::generate(2, job([6; 40], 1, 10))).await.tokens.len(), 10);
+    one.say(drain()).await;
+    assert_eq!(worker.code().await, Some(0), "nobody needs it any more");
 }
 
 #[tokio::test]
