@@ -1,6 +1,7 @@
 //! All workers of a pool and all requests that wait for one: reports of workers go in, bindings come out.
 
 mod ahead;
+mod look;
 
 pub use ahead::Ahead;
 
@@ -9,7 +10,7 @@ use crate::explain::{Candidate, Explanation, Why, why};
 use crate::fit::Fit;
 use crate::index::KvIndex;
 use crate::load::Traffic;
-use crate::place::{Market, Placement, Verdict};
+use crate::place::{Market, Placement};
 use crate::policy::Policy;
 use crate::queue::Queue;
 use crate::random::Random;
@@ -28,8 +29,6 @@ use std::time::Duration;
 /// Most seconds charged per prefill token while the workers' speed is unknown.
 const TOKEN_SECONDS_GUESSED: f64 = 5e-5;
 
-/// Waiting requests considered when the first ones cannot be bound.
-const LOOK_AHEAD: usize = 256;
 /// Most seconds of prefill assumed of a request while the workers' speed is unknown, so that a guess puts no request behind others.
 const GUESSED_MAX: f64 = 0.05;
 /// Most decisions kept with all their candidates; the oldest make room.
@@ -495,32 +494,8 @@ impl Fleet {
         if self.queue.len() == 0 || is_shut && self.queue.first_rank() >= last {
             return Choice::Hold;
         }
-        let order = self.queue.order(now, LOOK_AHEAD);
-        let mut random = self.random;
-        let mut market = self.site.market(self.queue.seconds(), now);
-        let (mut found, mut is_short) = (None, false);
-        for request in order {
-            let Some((rank, waiting)) = self.queue.get_mut(request) else { continue };
-            if is_shut && Some(rank) >= last {
-                continue;
-            }
-            market.rank = rank;
-            let verdict = market.place(waiting, &mut random);
-            is_short |= std::mem::take(&mut waiting.has_lost);
-            match verdict {
-                Verdict::Place(placement) => {
-                    found = Some((request, placement));
-                    break;
-                }
-                Verdict::LetPass => {}
-                Verdict::WaitForCredits => break,
-            }
-        }
-        self.random = random;
-        if is_short {
-            self.queue.fall_short(now);
-        }
-        found.map_or(Choice::Hold, |(request, placement)| self.bind(request, placement, now))
+        self.look(is_shut.then_some(last), now)
+            .map_or(Choice::Hold, |(request, placement)| self.bind(request, placement, now))
     }
 
     /// Explains the decision that would be made about a request now, without effect.

@@ -18,7 +18,7 @@ use crate::index::{Hits, KvIndex};
 use crate::policy::{Asked, Policy};
 use crate::random::Random;
 use crate::view::{Rank, View};
-use crate::waiting::{Held, Waiting};
+use crate::waiting::{Held, Passed, Waiting};
 use crate::worker::WorkerView;
 use crate::{WORKERS_MAX, WorkerId};
 use penstock_proto::BLOCK_TOKENS;
@@ -99,6 +99,7 @@ pub(crate) enum Verdict {
 impl Market<'_> {
     /// Decides about a request whose turn it is.
     pub(crate) fn place(&mut self, waiting: &mut Waiting, random: &mut Random) -> Verdict {
+        waiting.passed = Some(Passed { at: self.now, worker: None, seconds: 0.0, blocks: 0 });
         let wanted = waiting.view.numerics_id.clone();
         let needs = waiting.view.needs.clone();
         let is_able = |view: &WorkerView| view.meets(&needs);
@@ -124,14 +125,23 @@ impl Market<'_> {
         let worker = &self.workers[&choice.worker];
         let lacks_credits = worker.credits() > 0 && !worker.starts(waiting.view.sequences);
         if waiting.view.sequences > 1 && waited < TOGETHER_WAIT && lacks_credits {
+            waiting.passed = None;
             return Verdict::WaitForCredits;
         }
-        let (at, have) = (usize::from(choice.worker.0), choice.found.device + choice.found.promised);
-        self.ahead[at] += choice.parts.own;
-        self.blocks_ahead[at] = self.blocks_ahead[at].saturating_add(self.blocks(&waiting.view, have));
+        let blocks = self.blocks(&waiting.view, choice.found.device + choice.found.promised);
+        let passed = Passed { at: self.now, worker: Some(choice.worker), seconds: choice.parts.own, blocks };
+        self.goes_before(&passed);
+        waiting.passed = Some(passed);
         let promised = choice.parts.queue;
         waiting.held.get_or_insert(Held { since: self.now, promised });
         Verdict::LetPass
+    }
+
+    /// Takes in a request that waits for a worker, and goes before those that are placed later.
+    pub(crate) fn goes_before(&mut self, passed: &Passed) {
+        let Some(at) = passed.worker.map(|worker| usize::from(worker.0)) else { return };
+        self.ahead[at] += passed.seconds;
+        self.blocks_ahead[at] = self.blocks_ahead[at].saturating_add(passed.blocks);
     }
 
     fn any_free(&self, view: &View, suits: &dyn Fn(&WorkerView) -> bool) -> bool {

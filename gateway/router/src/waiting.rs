@@ -18,6 +18,18 @@ pub(crate) struct Held {
     pub(crate) promised: f64,
 }
 
+/// Look at a request that could not be bound then, and let the requests behind it pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passed {
+    pub(crate) at: Duration,
+    /// Worker that the request waits for; `None`: none suits.
+    pub(crate) worker: Option<WorkerId>,
+    /// Seconds of prefill that the request will bring there.
+    pub(crate) seconds: f64,
+    /// KV blocks that the request will take there.
+    pub(crate) blocks: u32,
+}
+
 /// A request in the router's queue, with the index hits and hashes cached for it.
 pub(crate) struct Waiting {
     pub(crate) request: RequestId,
@@ -26,6 +38,8 @@ pub(crate) struct Waiting {
     /// Seconds of prefill at the worker with the least, as estimated at the arrival.
     pub(crate) estimate: f64,
     pub(crate) held: Option<Held>,
+    /// Last look at the request; `None`: there was none, or it gathers credits.
+    pub(crate) passed: Option<Passed>,
     /// Cached tokens found at each worker, valid for a short time after `found_at`.
     pub(crate) found: Vec<(WorkerId, Found)>,
     pub(crate) found_at: Duration,
@@ -42,10 +56,21 @@ pub(crate) struct Waiting {
 impl Waiting {
     pub(crate) fn new(request: RequestId, view: View, since: Duration) -> Self {
         let place = Place { lane: Lane { new: !view.resumed, priority: view.priority }, due: since, arrival: 0 };
-        let (found, found_at) = (Vec::new(), Duration::ZERO);
-        let (estimate, held, is_ahead, hashes) = (0.0, None, false, Vec::new());
-        let (most_found, has_lost) = (0, false);
-        Self { request, view, since, estimate, held, found, found_at, is_ahead, most_found, has_lost, place, hashes }
+        Self {
+            request,
+            view,
+            since,
+            estimate: 0.0,
+            held: None,
+            passed: None,
+            found: Vec::new(),
+            found_at: Duration::ZERO,
+            is_ahead: false,
+            most_found: 0,
+            has_lost: false,
+            place,
+            hashes: Vec::new(),
+        }
     }
 
     /// Compares the new index hits with the best ones so far.

@@ -194,6 +194,57 @@ fn with_role(role: Role, member: Member) -> Member {
     Member { state: EngineState { role: role as i32, ..member.state }, ..member }
 }
 
+/// Two workers, of which the first has an adapter and no credits, with `held` requests that wait for the adapter.
+fn two_with_an_adapter(held: u64) -> Fleet {
+    let mut fleet = fleet(Limits::default());
+    fleet.join(A, member("n", 0), &[]);
+    fleet.join(B, member("n", 2), &[]);
+    fleet.adapt(A, [AdapterId(7)].into());
+    for request in 0..held {
+        let needs = Needs { adapter: Some(AdapterId(7)), ..Needs::default() };
+        fleet.enqueue(RequestId(request), View { needs, ..view(10) }, Duration::ZERO).expect("room");
+    }
+    fleet
+}
+
+#[test]
+fn hundreds_that_wait_for_one_worker_hide_nobody_from_the_others() {
+    // Of a later lane, of another tenant, and of the same line.
+    let later = View { priority: 1000, ..view(10) };
+    let other = View { tenant: "other".into(), ..view(10) };
+    for behind in [later, other, view(10)] {
+        let mut fleet = two_with_an_adapter(300);
+        fleet.enqueue(RequestId(900), behind, Duration::ZERO).expect("room");
+        assert_eq!(bindings(&mut fleet, 0), [(900, B, true)]);
+        // The worker of the many serves them in their order.
+        fleet.update(A, Some(&state(2)), &[], 0);
+        assert_eq!(bindings(&mut fleet, 0), [(0, A, true), (1, A, true)]);
+    }
+}
+
+#[test]
+fn who_stands_behind_thousands_is_found_after_a_few_looks_and_goes_in_its_order() {
+    let mut fleet = two_with_an_adapter(3000);
+    // A worker that takes none of them: what has room elsewhere is looked for all the same.
+    fleet.join(WorkerId(2), with_role(Role::Prefill, member("n", 5)), &[]);
+    for request in 3000..3010 {
+        fleet.enqueue(RequestId(request), view(10), Duration::ZERO).expect("room");
+    }
+    let at = |tick: u64| Duration::from_millis(50 * tick);
+    let next = |fleet: &mut Fleet, tick| match fleet.next(at(tick)) {
+        Choice::Bind { request, worker, .. } => Some((request.0, worker)),
+        Choice::Refuse { .. } | Choice::Hold => None,
+    };
+    let looks = (0..20).find(|tick| next(&mut fleet, *tick) == Some((3000, B)));
+    let looks = looks.expect("each look goes further than the one before");
+    assert_eq!(next(&mut fleet, looks), Some((3001, B)));
+    // The others wait for the busy worker too, and for its next credits in their order.
+    fleet.update(B, Some(&state(0)), &[], 2);
+    (0..20).for_each(|tick| assert_eq!(next(&mut fleet, looks + tick), None));
+    fleet.update(B, Some(&state(1)), &[], 2);
+    assert_eq!(next(&mut fleet, looks + 21), Some((3002, B)));
+}
+
 #[test]
 fn a_prefill_worker_decodes_what_no_other_worker_can() {
     let mut fleet = fleet(Limits { exact_wait: Duration::from_secs(2), ..Limits::default() });
