@@ -4,8 +4,10 @@ use crate::guide::Meter;
 use crate::lookup::RowCost;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, Status};
+use penstock_kv::{Block, PageId};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::EngineState;
+use std::collections::HashMap;
 
 /// Weight of the past at each measured step: about the last ten steps count.
 const FADE: f64 = 0.9;
@@ -89,7 +91,7 @@ impl Stats {
             preemptions: scheduler.preemptions,
             draining,
             prefill_tokens_per_second: rate,
-            stalled: stalled(scheduler),
+            stalled: stalled(scheduler).count() as u32,
             prefill_context_pending: pending_context,
             context_tokens: context_tokens(scheduler),
             blocks_wanted: blocks_wanted(scheduler),
@@ -133,14 +135,28 @@ fn context_tokens(scheduler: &Scheduler) -> u64 {
     scheduler.sequences.values().filter(runs).map(|sequence| sequence.len() as u64).sum()
 }
 
-fn stalled(scheduler: &Scheduler) -> u32 {
-    let stalled = |sequence: &&Sequence| sequence.status == Status::Running && sequence.stalled();
-    scheduler.sequences.values().filter(stalled).count() as u32
+/// Sequences that have pages and wait for their readers.
+fn stalled(scheduler: &Scheduler) -> impl Iterator<Item = &Sequence> {
+    scheduler.sequences.values().filter(|sequence| sequence.status == Status::Running && sequence.stalled())
+}
+
+/// Pages that the stalled sequences give up to others: those that nobody else holds. Counted up to `most`.
+fn pages_stalled(scheduler: &Scheduler, most: usize) -> usize {
+    let mut holders = HashMap::<u32, u32>::new();
+    let mut gives = |page: u32| match scheduler.pool.block(PageId(page)) {
+        Block::Shared { refs, .. } if refs > 1 => {
+            let seen = holders.entry(page).or_default();
+            *seen += 1;
+            *seen == refs
+        }
+        _ => true,
+    };
+    stalled(scheduler).flat_map(|sequence| &sequence.table).filter(|page| gives(**page)).take(most).count()
 }
 
 /// Number of sequences that would start at the step after the next if they came now, and of rows that they would find:
-/// free slots, and the budget and pages left by known sequences. A request granted now arrives while the next step
-/// runs, so there is no gap.
+/// free slots, and the budget and pages left by known sequences, of which the stalled ones are preempted. A request
+/// granted now arrives while the next step runs, so there is no gap.
 fn room(scheduler: &Scheduler, prefill_rows_max: usize) -> (u32, u32) {
     let sizes = &scheduler.sizes;
     let (mut decodes, mut prefills, mut rows, mut pages) = (0, 0, 0, 0);
@@ -159,6 +175,8 @@ fn room(scheduler: &Scheduler, prefill_rows_max: usize) -> (u32, u32) {
     // The next step takes one budget; the remainder of the one after can start something.
     let rows_free = budget.saturating_mul(2).saturating_sub(rows).min(budget);
     let slots = sizes.sequences_max.saturating_sub(decodes + prefills);
-    let pages_free = scheduler.pool.available().saturating_sub(pages);
+    let (free, wanted) = (scheduler.pool.available(), slots.min(rows_free) + pages);
+    let free = if free < wanted { free + pages_stalled(scheduler, wanted - free) } else { free };
+    let pages_free = free.saturating_sub(pages);
     (slots.min(rows_free).min(pages_free) as u32, rows_free as u32)
 }

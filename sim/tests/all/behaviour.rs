@@ -488,6 +488,35 @@ fn credits_leave_pages_to_who_runs() {
 }
 
 #[test]
+fn credits_count_the_pages_of_those_that_wait_for_their_readers() {
+    let tight = Geometry { pages: 6, ..GEOMETRY() };
+    let (mut engine, _) = engine_of(tight, &EngineConfig::default());
+    (1..=3)
+        .for_each(|request| engine.submit(Generate { window: 1, ..generate(request, prompt(request as u32, 50), 20) }));
+    assert_eq!(run(&mut engine).0.len(), 3);
+    let state = engine.state();
+    assert_eq!((state.stalled, state.blocks_free, state.credits), (3, 0, 6), "all pages are theirs, and to be had");
+    engine.submit(generate(4, prompt(4, 150), 5));
+    assert_eq!(run(&mut engine).0[&(4, 0)].len(), 5, "all three give way");
+    for request in 1..=3 {
+        engine.window(&Window { request, choice: 0, tokens: 100 });
+    }
+    assert!(run(&mut engine).0.values().all(|tokens| tokens.len() == 19), "and go on when they are read");
+}
+
+#[test]
+fn credits_do_not_count_pages_that_others_read_too() {
+    let tight = Geometry { pages: 5, ..GEOMETRY() };
+    let (mut engine, _) = engine_of(tight, &EngineConfig::default());
+    engine.submit(Generate { window: 1, ..generate(1, prompt(1, 70), 20) });
+    engine.submit(generate(2, prompt(1, 70), 20));
+    step(&mut engine);
+    let state = step(&mut engine).state.expect("set");
+    assert_eq!((state.stalled, state.running, state.blocks_free), (1, 2, 1), "two of the pages are shared");
+    assert_eq!(state.credits, 1, "a free page, and one that is given up, but for one of the sequence that runs");
+}
+
+#[test]
 fn the_queue_is_told_in_seconds() {
     let config = EngineConfig { batch_tokens: 100, ..EngineConfig::default() };
     let (mut engine, meter) = engine_of(GEOMETRY(), &config);
