@@ -197,6 +197,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let workers = identity.clone();
     let command = worker_command(program, identity);
     let fleet = Arc::new(Fleet::start(&config, command)?);
+    taken.iter().for_each(|taken| taken.hold(&fleet));
     let store = stored::open(&config).context("the store")?;
     // Names are looked up when the gateway serves.
     let providers = penstock_provider::all(&Members::default().providers(&config.providers))?;
@@ -237,7 +238,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         Some(taken) => {
             let unready = |pools: Vec<String>| anyhow::anyhow!("not ready in time: {}", pools.join(", "));
             fleet.ready(upgrade::READY_MAX).map_err(unready)?;
-            Some(taken.prepared(&gateway)?)
+            Some(taken.prepared(&gateway, &fleet)?)
         }
         None => None,
     };

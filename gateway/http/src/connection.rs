@@ -24,7 +24,7 @@ use super::exchange::{ip, new_request_id};
 use super::head::{self, H2_PREFACE, HeadFault, Scan, Scanner};
 use super::late::Looked;
 use super::places::{Bounds, Place, Places, Refused};
-use super::{Exchange, HttpLimits, h2, late, raw};
+use super::{Exchange, HttpLimits, Renewed, h2, late, raw};
 use penstock_base::error::Failure;
 
 /// Bytes of the first read of a head: official SDKs send 600 to 1,200 bytes.
@@ -63,7 +63,7 @@ pub trait Handler: Send + Sync + 'static {
 pub struct App<H> {
     handler: Arc<H>,
     places: Arc<Places>,
-    tls: Option<Arc<Acceptor>>,
+    tls: Option<Arc<Renewed<Acceptor>>>,
 }
 
 impl<H: Handler> App<H> {
@@ -75,8 +75,8 @@ impl<H: Handler> App<H> {
     /// Adds TLS to the TCP listeners. The handshake runs in the connection's own task, not in the listener's: the
     /// connection has a place by then, and a silent one gives way like any other.
     #[must_use]
-    pub fn with_tls(self, acceptor: Option<Acceptor>) -> Self {
-        Self { tls: acceptor.map(Arc::new), ..self }
+    pub fn with_tls(self, tls: Option<Arc<Renewed<Acceptor>>>) -> Self {
+        Self { tls, ..self }
     }
 }
 
@@ -86,7 +86,7 @@ impl<H: Handler> ServerApp for App<H> {
     /// TLS) for as long as it lives; this one ends it at once.
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
         let peer = stream.get_socket_digest().and_then(|digest| ip(digest.peer_addr()));
-        let tls = self.tls.clone().filter(|_| peer.is_some());
+        let tls = self.tls.as_ref().filter(|_| peer.is_some()).map(|tls| tls.now());
         let shutdown = shutdown.clone();
         match self.places.take(peer, self.handler.bounds(peer)) {
             Ok(place) => {

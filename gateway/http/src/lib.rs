@@ -22,6 +22,7 @@ pub mod late;
 pub mod multipart;
 pub mod places;
 mod raw;
+mod renewed;
 mod request_id;
 mod response;
 mod wire;
@@ -29,6 +30,7 @@ mod wire;
 pub use budget::{BodyBudget, BodyLease, BudgetExhausted, Growth};
 pub use exchange::{Body, Exchange, Gone, Tunnel};
 pub use head::{Framing, Head};
+pub use renewed::Renewed;
 pub use response::Field;
 
 use std::time::Duration;

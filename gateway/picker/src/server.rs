@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::MESSAGE_BYTES_MAX;
-use penstock_http::Growth;
+use penstock_http::{Growth, Renewed};
 use penstock_proto::ErrorKind;
 
 use crate::chooser::Chooser;
@@ -87,7 +87,7 @@ pub struct Settings {
     /// Bound socket.
     pub listener: StdTcpListener,
     /// TLS of the listener; `None`: HTTP/2 with prior knowledge.
-    pub tls: Option<Arc<rustls::ServerConfig>>,
+    pub tls: Option<Arc<Renewed<rustls::ServerConfig>>>,
     /// Threads that serve.
     pub threads: usize,
 }
@@ -116,9 +116,8 @@ pub fn start<C: Chooser>(chooser: Arc<C>, settings: Settings) -> io::Result<Runn
         TcpListener::from_std(settings.listener)?
     };
     let (stop, stopped) = watch::channel(None);
-    let tls = settings.tls.map(TlsAcceptor::from);
     let thread = std::thread::Builder::new().name("endpoint-picker".into()).spawn(move || {
-        runtime.block_on(accept(chooser, listener, tls, stopped));
+        runtime.block_on(accept(chooser, listener, settings.tls, stopped));
         runtime.shutdown_timeout(END_MAX);
     })?;
     Ok(Running { stop, thread: Mutex::new(Some(thread)) })
@@ -150,7 +149,12 @@ impl Running {
 
 type Stopped = watch::Receiver<Option<Instant>>;
 
-async fn accept<C: Chooser>(chooser: Arc<C>, listener: TcpListener, tls: Option<TlsAcceptor>, mut stopped: Stopped) {
+async fn accept<C: Chooser>(
+    chooser: Arc<C>,
+    listener: TcpListener,
+    tls: Option<Arc<Renewed<rustls::ServerConfig>>>,
+    mut stopped: Stopped,
+) {
     // A proxy that waits in the queue of the socket is better off than one that is refused.
     let ready = async {
         while !chooser.is_ready() {
@@ -196,7 +200,8 @@ async fn accept<C: Chooser>(chooser: Arc<C>, listener: TcpListener, tls: Option<
         };
         // Err: the connection is gone already.
         let _ = stream.set_nodelay(true);
-        let (chooser, tls, stop) = (chooser.clone(), tls.clone(), stop.clone());
+        let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.now()));
+        let (chooser, stop) = (chooser.clone(), stop.clone());
         connections.spawn(async move {
             let _place = place;
             match tls {

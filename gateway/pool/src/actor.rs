@@ -37,6 +37,7 @@ use super::session::{Event, Keeper};
 use super::shares::Shares;
 use super::silence::Silence;
 use super::status::PoolStatus;
+use super::steering::Steering;
 use super::supervisor::Supervisor;
 use super::ticket::Mailbox;
 use arc_swap::ArcSwap;
@@ -47,6 +48,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+use tracing::info;
 
 /// Capacity of the actor's event channel, over all sessions. A session that finds it full waits, and so does its worker (backpressure).
 const EVENTS_MAX: usize = 1024;
@@ -120,6 +122,10 @@ impl Actor {
         let replicas = Replicas::new(&config, settled, now);
         let mut members = Members::new(members, now);
         replicas.seat(&mut members, &config);
+        for member in members.iter_mut().filter(|member| config.holds.has(&member.name)) {
+            info!(pool = %config.id, worker = %member.name, "worker stays drained, as an operator has told the pool or the process before");
+            member.steering = Steering::Held;
+        }
         let watch = Watch::new(members.len());
         let window = config.window_tokens;
         let model = ServedModel::new(config.tokenizer_hash.clone());

@@ -2,6 +2,7 @@
 
 use super::adapters::AdapterSource;
 use super::copies::SharedWeights;
+use super::holds::Holds;
 use super::scaler::Hook;
 use penstock_link::Tls;
 use penstock_proto::Address;
@@ -150,7 +151,8 @@ pub struct PoolConfig {
     pub suspect_after: Duration,
     /// Silence after which a worker is given up even if no other is ready, or while it loads.
     pub give_up_after: Duration,
-    /// Silence after which a local process is killed and started again.
+    /// Silence after which a local process is killed and started again; also the least age of a step that does not end for the same, where the
+    /// process answers.
     pub kill_after: Duration,
     /// Time without requests after which the only serving worker may be restarted to get its share of the machine.
     pub calm_after: Duration,
@@ -177,6 +179,8 @@ pub struct PoolConfig {
     pub on_demand: Option<OnDemand>,
     /// File of the recorded decisions, one JSON line per request; `None`: none are recorded.
     pub record: Option<PathBuf>,
+    /// Workers that an operator holds, shared with a pool of the same workers.
+    pub holds: Holds,
 }
 
 /// Contradiction in a pool's configuration, or an obstacle on this machine; [`Pool::start`](crate::Pool::start) returns
@@ -271,6 +275,7 @@ impl PoolConfig {
             replicas: ReplicaConfig::default(),
             on_demand: None,
             record: None,
+            holds: Holds::default(),
         }
     }
 

@@ -11,7 +11,7 @@
 //! - `member.rs`, `members.rs`: one worker as the actor sees it, and the table of all
 //! - `placement.rs`: the router with its clock, the frames of a binding, the log of decisions
 //! - `moves.rs`: live migration; `moves/targets.rs`: which request moves where
-//! - `silence.rs`, `steering.rs`, `seats.rs`: workers that do not answer, that an operator holds, that start and leave
+//! - `silence.rs`, `steering.rs`, `holds.rs`, `seats.rs`: workers that do not answer, that an operator holds, that start and leave
 //! - `roles.rs`, `replicas.rs`, `demand.rs`, `shares.rs`: what the workers are to be, how many, when, and with how much of the machine
 //! - `patience.rs`, `failure.rs`: how long requests wait, and what their clients are told
 //! - `served_model.rs`, `adapters.rs`: the one model of the pool's workers, and what its own workers hold beside it
@@ -29,6 +29,7 @@ mod decision;
 mod demand;
 mod epitaph;
 mod failure;
+mod holds;
 mod job;
 mod lease;
 mod member;
@@ -62,6 +63,7 @@ pub use adapters::AdapterSource;
 pub use config::{Follow, GpuLeavers, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
 pub use copies::{Copies, SharedWeights};
 pub use decision::{Decision, Offer};
+pub use holds::Holds;
 pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent, needs};
 pub use lease::{check_state_dir, check_state_dir_of_service};
 pub use moves::{Cause as MoveCause, MoveError};
@@ -364,6 +366,11 @@ impl Pool {
         }
     }
 
+    /// Workers that an operator holds.
+    pub fn holds(&self) -> &Holds {
+        &self.shared.config.holds
+    }
+
     /// Returns true if the pool's workers are started by the first request.
     pub fn is_on_demand(&self) -> bool {
         self.shared.config.on_demand.is_some()
@@ -410,10 +417,19 @@ impl Pool {
         self.shared.config.local.is_none() || ready.all(|worker| worker.adapter_orders)
     }
 
-    /// Waits until requests are taken: until a worker is ready, or need not be before a request comes. False when `deadline` passes before.
+    /// Returns true if requests are taken, or would be if an operator did not hold all workers.
+    pub fn is_up(&self) -> bool {
+        let status = self.status();
+        let mut expected = status.workers.iter().filter(|worker| worker.phase != WorkerPhase::Stopped).peekable();
+        let is_held = |worker: &WorkerStatus| worker.phase == WorkerPhase::Draining && self.holds().has(&worker.name);
+        status.takes_requests() || expected.peek().is_some() && expected.all(is_held)
+    }
+
+    /// Waits until the pool is up: until a worker is ready, or need not be before a request comes, or an operator holds them all. False when `deadline`
+    /// passes before.
     pub async fn ready(&self, deadline: Duration) -> bool {
         let began = std::time::Instant::now();
-        while !self.status().takes_requests() {
+        while !self.is_up() {
             if began.elapsed() >= deadline {
                 return false;
             }
@@ -444,7 +460,12 @@ impl Pool {
         self.ask(|done| Control::Replicas { order, done }).await.unwrap_or(Err(ReplicaError::Closed))
     }
 
-    /// Leaves the number of workers, and what adapters they hold, to another process or pool, which takes the workers over.
+    /// Returns true if the number of workers, and what adapters they hold, is left to another process or pool.
+    pub fn is_settled(&self) -> bool {
+        self.shared.settled.load(Ordering::Relaxed)
+    }
+
+    /// Leaves the number of workers, and what adapters they hold, for good to another process or pool, which takes the workers over.
     pub fn settle(&self) {
         self.shared.adapters.settle();
         self.shared.settled.store(true, Ordering::Relaxed);

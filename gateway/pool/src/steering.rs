@@ -4,6 +4,7 @@
 //! requests have finished, and killed when its time is over; requests that are then still open go on elsewhere or at
 //! its next life.
 
+use super::holds::Holds;
 use super::member::{Member, Seat};
 use super::{Steer, SteerError};
 use penstock_proto::Epoch;
@@ -94,6 +95,15 @@ impl Member {
         }
     }
 
+    /// Change of the order in force that the operator's holds ask for; true: the worker is to be held.
+    pub(super) fn to_hold(&self, holds: &Holds) -> Option<bool> {
+        match (self.steering, holds.has(&self.name)) {
+            (Steering::Free, true) if self.seat == Seat::On => Some(true),
+            (Steering::Held, false) => Some(false),
+            _ => None,
+        }
+    }
+
     /// End of the worker's restart, if it does not drain or its time is over.
     pub(super) fn overdue(&self, now: Instant) -> Option<Overdue> {
         let Steering::Restarting { asked, until, .. } = self.steering else { return None };
@@ -144,6 +154,28 @@ mod tests {
         member.seat = Seat::Off;
         assert_eq!(member.check_order(restart), Err(SteerError::Stopped));
         assert_eq!(member.check_order(role), Ok(()));
+    }
+
+    #[test]
+    fn a_hold_given_elsewhere_is_followed_and_other_orders_come_first() {
+        let now = Instant::now();
+        let (mut members, holds) = (absent(2, now), Holds::default());
+        let elsewhere = holds.clone();
+        let member = &mut members[WorkerId(0)];
+        assert_eq!(member.to_hold(&holds), None);
+        elsewhere.set("a-0", true);
+        assert_eq!(member.to_hold(&holds), Some(true));
+        for steering in [Steering::Held, Steering::Leaving, restarting(now)] {
+            member.steering = steering;
+            assert_eq!(member.to_hold(&holds), None, "{steering:?}");
+        }
+        (member.steering, member.seat) = (Steering::Free, Seat::Off);
+        assert_eq!(member.to_hold(&holds), None, "it is not there");
+        (member.steering, member.seat) = (Steering::Held, Seat::On);
+        elsewhere.replace(["a-1".to_owned(), "gone".to_owned()]);
+        assert_eq!(member.to_hold(&holds), Some(false));
+        assert_eq!(members[WorkerId(1)].to_hold(&holds), Some(true));
+        assert_eq!(holds.names(), ["a-1", "gone"]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! TLS certificate of the server: read from its files, and read again when they change, so that a renewed one needs no
-//! restart.
+//! TLS files of a listener: certificate, key, and the authorities of its clients. They are read again when they change, so that a
+//! renewed certificate needs no restart, and an authority that is no longer trusted vouches for nobody.
 //!
-//! A pair that cannot be used changes nothing: the one in use stays, with a warning in the log. Connections keep the
-//! certificate that they began with.
+//! A file that cannot be used changes nothing: what is in use stays, with a warning in the log. Connections keep what they began with. A
+//! session that was begun under other authorities is not resumed, since whoever resumes one does not show a certificate again.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,66 +12,125 @@ use arc_swap::ArcSwap;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use penstock_config::TlsFiles;
+use penstock_http::Renewed;
+use penstock_http::certificate::verifier;
 
 /// Largest file of certificates or of a key, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Certificate and key of the TLS listener, replaced when their files change.
-#[derive(Debug)]
+/// TLS files of a listener and what was made of them, made anew when the files change.
 pub(crate) struct Certificate {
     files: TlsFiles,
-    now: ArcSwap<CertifiedKey>,
-    read: Mutex<Stamp>,
+    pair: Arc<Pair>,
+    /// Function that puts TLS with other authorities of the clients in use.
+    renew: Box<Renew>,
+    read: Mutex<Stamps>,
 }
 
-/// Modification time and size of both files, by which a change is seen.
-type Stamp = [Option<(SystemTime, u64)>; 2];
+type Renew = dyn Fn(Option<Arc<dyn ClientCertVerifier>>) -> Result<(), String> + Send + Sync;
+
+/// Certificate and key in use.
+#[derive(Debug)]
+struct Pair(ArcSwap<CertifiedKey>);
+
+/// Modification time and size of a file, by which a change is seen; `None`: there is no file.
+type Stamp = Option<(SystemTime, u64)>;
+
+/// Stamps of the files that were read last.
+struct Stamps {
+    pair: [Stamp; 2],
+    authorities: Stamp,
+}
+
+/// Checks that the files can be used.
+///
+/// # Errors
+/// The fault of the files, for people.
+pub(super) fn check(files: &TlsFiles) -> Result<(), String> {
+    pair(files)?;
+    clients(files).map(drop)
+}
 
 impl Certificate {
-    /// Reads the pair.
+    /// Reads the files. `make`: TLS of the listener, with the certificate and the verifier of its clients' certificates, if they are
+    /// asked for one.
     ///
     /// # Errors
-    /// The fault of the pair, for people.
-    pub(super) fn open(files: &TlsFiles) -> Result<Arc<Self>, String> {
-        let stamp = stamp(files);
-        let now = ArcSwap::from_pointee(pair(files)?);
-        Ok(Arc::new(Self { files: files.clone(), now, read: Mutex::new(stamp) }))
+    /// The fault of the files, for people.
+    pub(super) fn open<T: Send + Sync + 'static>(
+        files: &TlsFiles,
+        make: impl Fn(Arc<dyn ResolvesServerCert>, Option<Arc<dyn ClientCertVerifier>>) -> Result<T, String>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<(Arc<Self>, Arc<Renewed<T>>), String> {
+        let read = Mutex::new(Stamps::now(files));
+        let pair = Arc::new(Pair(ArcSwap::from_pointee(pair(files)?)));
+        let tls = Renewed::new(make(pair.clone(), clients(files)?)?);
+        let renew = {
+            let (pair, tls) = (pair.clone(), tls.clone());
+            Box::new(move |clients| make(pair.clone(), clients).map(|next| tls.renew(next)))
+        };
+        Ok((Arc::new(Self { files: files.clone(), pair, renew, read }), tls))
     }
 
-    /// Reads the pair again if the files have changed. Files that are written one after the other are tried again at
-    /// the next call.
+    /// Reads the files again that have changed. Files that are written one after the other are tried again at the next call.
     pub(crate) fn refresh(&self) {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        let stamp = stamp(&self.files);
-        if *read == stamp {
-            return;
-        }
-        match pair(&self.files) {
-            Ok(new) => {
-                tracing::info!(file = %self.files.cert.display(), "renewed certificate in use");
-                self.now.store(Arc::new(new));
-                *read = stamp;
+        let now = Stamps::now(&self.files);
+        if read.pair != now.pair {
+            match pair(&self.files) {
+                Ok(new) => {
+                    tracing::info!(file = %self.files.cert.display(), "renewed certificate in use");
+                    self.pair.0.store(Arc::new(new));
+                    read.pair = now.pair;
+                }
+                Err(reason) => tracing::warn!(reason, "new certificate cannot be used: the one in use stays"),
             }
-            Err(reason) => tracing::warn!(reason, "new certificate cannot be used: the one in use stays"),
+        }
+        if read.authorities != now.authorities {
+            match clients(&self.files).and_then(|clients| (self.renew)(clients)) {
+                Ok(()) => {
+                    let file = self.files.client_ca.as_ref().map(|file| file.display().to_string());
+                    tracing::info!(file, "changed authorities of client certificates in use");
+                    read.authorities = now.authorities;
+                }
+                Err(reason) => {
+                    tracing::warn!(
+                        reason,
+                        "changed authorities of client certificates cannot be used: those in use stay"
+                    );
+                }
+            }
         }
     }
 }
 
-impl ResolvesServerCert for Certificate {
+impl ResolvesServerCert for Pair {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.now.load_full())
+        Some(self.0.load_full())
     }
 }
 
-fn stamp(files: &TlsFiles) -> Stamp {
-    [&files.cert, &files.key].map(|path| {
-        let meta = std::fs::metadata(path).ok()?;
-        Some((meta.modified().ok()?, meta.len()))
-    })
+/// Verifier of client certificates; `None`: clients are asked for none.
+fn clients(files: &TlsFiles) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+    files.client_ca.as_deref().map(|authorities| verifier(authorities, files.client_required)).transpose()
+}
+
+impl Stamps {
+    fn now(files: &TlsFiles) -> Self {
+        Self { pair: [stamp(&files.cert), stamp(&files.key)], authorities: files.client_ca.as_deref().and_then(stamp) }
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let meta = std::fs::metadata(path).ok()?;
+    Some((meta.modified().ok()?, meta.len()))
 }
 
 fn pair(files: &TlsFiles) -> Result<CertifiedKey, String> {

@@ -11,8 +11,9 @@ mod gpu;
 mod settings;
 mod slot;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -66,6 +67,9 @@ pub struct WorkerCommand {
     pub demo: Embedded,
 }
 
+/// Names of the workers that an operator holds, by the id of their pool.
+pub(crate) type HeldWorkers = BTreeMap<String, Vec<String>>;
+
 /// Folder of packed weights, in the state folder.
 pub fn weights_folder(state_dir: &Path) -> PathBuf {
     state_dir.join("weights")
@@ -107,9 +111,19 @@ struct State {
     going: Vec<Pool>,
     /// Counter of replacements: a replacement that a later one overtook finds another number and gives up.
     turns: u64,
+    /// True once another process serves: what pools there are, and those that are started later, leave their workers to it.
+    settled: bool,
 }
 
 impl State {
+    /// Leaves all workers to the process that serves, once there is one.
+    fn settle(&self) {
+        for running in self.running.iter().filter(|_| self.settled) {
+            running.pool.settle();
+            running.latest().settle();
+        }
+    }
+
     /// Pools that end as soon as they can: those that left the config, and those whose replacements are being made ready.
     fn to_end(&self) -> impl Iterator<Item = &Pool> {
         let replaced = self.running.iter().filter(|running| running.next.is_some()).map(|running| &running.pool);
@@ -297,7 +311,7 @@ impl Fleet {
         running.collect()
     }
 
-    /// Waits until every pool takes requests.
+    /// Waits until every pool takes requests, or would if an operator did not hold its workers.
     ///
     /// # Errors
     /// The ids of the pools that are not ready after `deadline`.
@@ -305,8 +319,7 @@ impl Fleet {
         let until = Instant::now() + deadline;
         loop {
             let pools = self.pools();
-            let unready: Vec<_> =
-                pools.into_iter().filter(|(_, pool)| !pool.status().takes_requests()).map(|(id, _)| id).collect();
+            let unready: Vec<_> = pools.into_iter().filter(|(_, pool)| !pool.is_up()).map(|(id, _)| id).collect();
             if unready.is_empty() {
                 return Ok(());
             }
@@ -377,7 +390,12 @@ impl Fleet {
         let state_dir = penstock_config::state_dir(config).map_err(|reason| failed(asked, reason))?;
         let mut settings = settings::settings(asked, &self.command, &text, state_dir, (&self.cores, &self.copies))
             .map_err(|reason| failed(asked, reason))?;
-        let running_apart = lock(&self.state).running.iter().any(|other| other.config.id == asked.id && other.is_apart);
+        let mut running_apart = false;
+        if let Some(running) = lock(&self.state).running.iter().find(|running| running.config.id == asked.id) {
+            running_apart = running.is_apart;
+            // What an operator has drained stays so in the changed pool.
+            settings.holds = running.pool.holds().clone();
+        }
         if (difference == Difference::Workers || running_apart)
             && let Some(local) = &mut settings.local
         {
@@ -508,6 +526,7 @@ impl Fleet {
                 }
             }
         }
+        state.settle();
         drop(state);
         for gone in before {
             tracing::info!(pool = %gone.config.id, "pool removed: its workers stop when the open answers have ended");
@@ -520,9 +539,25 @@ impl Fleet {
         Ok(())
     }
 
-    /// Stops scaling: the number of workers is left to the process that takes them over.
+    /// Stops scaling, in the pools of later configs too: the number of workers is left to the process that takes them over.
     pub fn settle(&self) {
-        self.pools().iter().for_each(|(_, pool)| pool.settle());
+        let mut state = lock(&self.state);
+        state.settled = true;
+        state.settle();
+    }
+
+    /// Names of the workers that an operator holds.
+    pub(crate) fn held(&self) -> HeldWorkers {
+        let state = lock(&self.state);
+        let held = state.running.iter().map(|running| (running.config.id.clone(), running.pool.holds().names()));
+        held.filter(|(_, names)| !names.is_empty()).collect()
+    }
+
+    /// Holds these workers and no others, as an operator has told the process before this one.
+    pub(crate) fn hold(&self, held: &HeldWorkers) {
+        for running in &lock(&self.state).running {
+            running.pool.holds().replace(held.get(&running.config.id).cloned().unwrap_or_default());
+        }
     }
 
     fn leave(&self, pool: Pool, upstream: Option<Arc<PoolUpstream>>) {

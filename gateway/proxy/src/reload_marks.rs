@@ -23,7 +23,8 @@ const OUTCOMES: [(Outcome, &str); 3] =
 pub struct Marks {
     version: AtomicU64,
     in_force_since: AtomicU64,
-    last_bad: AtomicU64,
+    /// 1 while the file could not be read, or its text was refused, and no good one has come since.
+    file_bad: AtomicU64,
     last_at: AtomicU64,
     pending: AtomicU64,
     counts: [AtomicU64; OUTCOMES.len()],
@@ -46,13 +47,17 @@ impl Marks {
             self.in_force_since.store(now, Ordering::Relaxed);
         }
         self.pending.store(pending as u64, Ordering::Relaxed);
-        self.last_bad.store(0, Ordering::Relaxed);
         self.count(outcome, now);
     }
 
     pub(super) fn refused(&self, now: u64) {
-        self.last_bad.store(1, Ordering::Relaxed);
         self.count(Outcome::Refused, now);
+    }
+
+    /// Notes whether a restart could begin with the file, as it was read last. What an admin applies says nothing about it, unless it is the
+    /// file's text then.
+    pub(super) fn file(&self, is_good: bool) {
+        self.file_bad.store(u64::from(!is_good), Ordering::Relaxed);
     }
 
     fn count(&self, outcome: Outcome, now: u64) {
@@ -66,7 +71,7 @@ impl Marks {
         let mut one = |gauge, value: u64| out.push((gauge, String::new(), value as f64));
         one(Gauge::ConfigVersion, read(&self.version));
         one(Gauge::ConfigSince, read(&self.in_force_since));
-        one(Gauge::ConfigLastReloadOk, 1 - read(&self.last_bad));
+        one(Gauge::ConfigLastReloadOk, 1 - read(&self.file_bad));
         one(Gauge::ConfigLastReload, read(&self.last_at));
         one(Gauge::ConfigPending, read(&self.pending));
         for (outcome, name) in OUTCOMES {

@@ -6,26 +6,29 @@
 
 mod drain;
 mod listeners;
+#[cfg(test)]
+mod tls_tests;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use pingora_core::listeners::ListenerConfig;
-use pingora_core::listeners::tls::TlsSettings;
+use pingora_core::listeners::tls::{Acceptor, TlsSettings};
 use pingora_core::protocols::l4::stream::L4BufferSettings;
 use pingora_core::server::configuration::ServerConf;
 use pingora_core::server::{ListenFds, RunArgs, Server, ShutdownWatch};
 use pingora_core::services::listening::Service;
 
 use crate::batches;
-use crate::certificate::Certificate;
+use crate::certificate::{self, Certificate};
 use crate::gateway::Gateway;
 use drain::Signals;
 pub use drain::{Leave, Stops};
 pub use listeners::Listeners;
 use penstock_config::{Snapshot, TlsFiles};
-use penstock_http::certificate as client;
+use penstock_http::Renewed;
+use penstock_http::certificate::ReadNames;
 use penstock_http::connection::App;
 
 /// Reason why the server could not start.
@@ -56,8 +59,8 @@ const BUFFERS: L4BufferSettings = L4BufferSettings { read: Some(0), write: Some(
 
 /// The service with all listeners of the config.
 pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<Gateway>>, ServerError> {
-    let acceptor = config.tls.as_ref().map(|files| tls(&gateway, files)).transpose()?;
-    let app = App::new(gateway).with_tls(acceptor.map(TlsSettings::build));
+    let tls = config.tls.as_ref().map(|files| tls(&gateway, files)).transpose()?;
+    let app = App::new(gateway).with_tls(tls);
     let mut service = Service::new("http".into(), app);
     service.threads = Some(config.threads);
     service.add_listener(ListenerConfig::tcp(config.listen.to_string()).l4_buffer(BUFFERS));
@@ -72,54 +75,52 @@ pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<G
 /// # Errors
 /// The fault of the files, for people.
 pub fn check_tls(files: &TlsFiles) -> Result<(), String> {
-    Certificate::open(files)?;
-    let authorities = files.client_ca.as_deref();
-    authorities.map_or(Ok(()), |authorities| client::verifier(authorities, files.client_required).map(drop))
+    certificate::check(files)
 }
 
-/// TLS settings of the listeners. A fault of the files is found here, before Pingora, which panics on it. The gateway
-/// keeps the certificate, to read it again when its files change.
-fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<TlsSettings, ServerError> {
-    let certificate = Certificate::open(files).map_err(ServerError::Tls)?;
-    let said = |error: Box<pingora_core::Error>| ServerError::Tls(error.to_string());
-    let mut settings = TlsSettings::with_callbacks(Box::new(client::ReadNames)).map_err(said)?;
-    settings.set_cert_resolver(certificate.clone());
-    if let Some(authorities) = &files.client_ca {
-        let verifier = client::verifier(authorities, files.client_required).map_err(ServerError::Tls)?;
-        settings.set_client_cert_verifier(verifier);
-    }
-    settings.enable_h2();
+/// TLS of the listeners. A fault of the files is found here, before Pingora, which panics on it. The gateway keeps the certificate, to read
+/// the files again when they change.
+fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<Arc<Renewed<Acceptor>>, ServerError> {
+    let (certificate, tls) = Certificate::open(files, |certificate, clients| {
+        let said = |error: Box<pingora_core::Error>| error.to_string();
+        let mut settings = TlsSettings::with_callbacks(Box::new(ReadNames)).map_err(said)?;
+        settings.set_cert_resolver(certificate);
+        clients.into_iter().for_each(|clients| settings.set_client_cert_verifier(clients));
+        settings.enable_h2();
+        Ok(settings.build())
+    })
+    .map_err(ServerError::Tls)?;
     // Err: a second server of one gateway, in tests, reads its own once.
     let _ = gateway.certificate.set(certificate);
-    Ok(settings)
+    Ok(tls)
 }
 
 /// TLS of the endpoint picker, with HTTP/2 alone; `None`: it speaks plain HTTP/2. The gateway keeps the certificate, to
-/// read it again when its files change.
+/// read the files again when they change.
 ///
 /// # Errors
 /// [`ServerError::Tls`].
 pub fn picker_tls(
     gateway: &Gateway,
     files: Option<&TlsFiles>,
-) -> Result<Option<Arc<rustls::ServerConfig>>, ServerError> {
+) -> Result<Option<Arc<Renewed<rustls::ServerConfig>>>, ServerError> {
     let Some(files) = files else { return Ok(None) };
-    let certificate = Certificate::open(files).map_err(ServerError::Tls)?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| ServerError::Tls(error.to_string()))?;
-    let builder = match &files.client_ca {
-        Some(authorities) => {
-            let verifier = client::verifier(authorities, files.client_required).map_err(ServerError::Tls)?;
-            builder.with_client_cert_verifier(verifier)
-        }
-        None => builder.with_no_client_auth(),
-    };
-    let mut config = builder.with_cert_resolver(certificate.clone());
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    let (certificate, tls) = Certificate::open(files, |certificate, clients| {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| error.to_string())?;
+        let builder = match clients {
+            Some(clients) => builder.with_client_cert_verifier(clients),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(certificate);
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    })
+    .map_err(ServerError::Tls)?;
     // Err: a second server of one gateway, in tests, reads its own once.
     let _ = gateway.picker_certificate.set(certificate);
-    Ok(Some(Arc::new(config)))
+    Ok(Some(tls))
 }
 
 /// Pingora's service on our own sockets, with a signal of its start.

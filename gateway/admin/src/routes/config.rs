@@ -177,9 +177,11 @@ pub(super) fn refusal(error: ApplyError, param: &str) -> ApiError {
         ApplyError::Pool(_) | ApplyError::Provider(_) | ApplyError::Hidden(_) => invalid(vec![message]),
         ApplyError::Conflict { .. } => ApiError::new(StatusCode::PRECONDITION_FAILED, Code::VersionMismatch, message),
         ApplyError::Unknown(_) => ApiError::not_found(message),
-        ApplyError::Read(_) | ApplyError::Empty(_) | ApplyError::Write(_) | ApplyError::Unread(_) => {
-            ApiError::conflict(message)
-        }
+        ApplyError::Read(_)
+        | ApplyError::Empty(_)
+        | ApplyError::Write(_)
+        | ApplyError::Unread(_)
+        | ApplyError::Upgrading => ApiError::conflict(message),
     }
 }
 
@@ -253,7 +255,7 @@ pub(crate) async fn validate(State(admin): State<Admin>, Body(new): Body<Text>) 
 #[utoipa::path(put, path = "/admin/v1/config", tag = "config", operation_id = "apply_config", request_body = NewConfig,
     params(("if-match" = Option<String>, Header, description = "ETag of the expected version of the config.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
     responses((status = 200, description = "The config is in force.", body = Applied, headers(("etag" = String, description = "The version in force."))),
-        (status = 409, description = "The config would be written over a text of the file that is not in force; nothing has changed.", body = crate::error::ErrorBody),
+        (status = 409, description = "The config would be written over a text of the file that is not in force, or an upgrade goes on; nothing has changed.", body = crate::error::ErrorBody),
         (status = 412, description = "Another version is in force by now; nothing has changed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn apply(
@@ -272,7 +274,7 @@ pub(crate) async fn apply(
     params(
         ("if-match" = Option<String>, Header, description = "ETag of the expected version of the config.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
     responses((status = 200, description = "The config is in force.", body = Applied),
-        (status = 409, description = "The file cannot be read; nothing has changed.", body = crate::error::ErrorBody),
+        (status = 409, description = "The file cannot be read, or an upgrade goes on; nothing has changed.", body = crate::error::ErrorBody),
         (status = 412, description = "Another version is in force by now; nothing has changed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn reload(
@@ -291,7 +293,7 @@ pub(crate) async fn reload(
     params(
         ("if-match" = Option<String>, Header, description = "ETag of the expected version of the config.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
     responses((status = 200, description = "The config is in force.", body = Applied),
-        (status = 409, description = "The config would be written over a text of the file that is not in force; nothing has changed.", body = crate::error::ErrorBody),
+        (status = 409, description = "The config would be written over a text of the file that is not in force, or an upgrade goes on; nothing has changed.", body = crate::error::ErrorBody),
         (status = 412, description = "Another version is in force by now; nothing has changed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn rollback(

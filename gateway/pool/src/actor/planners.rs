@@ -192,6 +192,8 @@ impl Actor {
     /// Takes in the expected end of a worker.
     pub(super) fn seat_off(&mut self, worker: WorkerId) {
         if self.members[worker].is_gone() {
+            // The one that is started next is another.
+            self.config.holds.set(&self.members[worker].name, false);
             self.replicas.stopped();
         }
     }

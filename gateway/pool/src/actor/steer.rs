@@ -15,9 +15,19 @@ impl Actor {
         let worker = self.members.named(name).ok_or(SteerError::NotFound)?;
         self.members[worker].check_order(steer)?;
         match steer {
-            Steer::Hold => self.hold(worker, Steering::Held),
-            Steer::Release => self.release(worker),
-            Steer::Restart { patience } => self.restart(worker, patience)?,
+            Steer::Hold => {
+                self.config.holds.set(name, true);
+                self.hold(worker, Steering::Held);
+            }
+            Steer::Release => {
+                self.config.holds.set(name, false);
+                self.release(worker);
+            }
+            Steer::Restart { patience } => {
+                self.restart(worker, patience)?;
+                // The restart of a worker that serves takes the place of the hold.
+                self.config.holds.set(name, self.members[worker].steering == Steering::Held);
+            }
             Steer::Role(role) => self.set_role(worker, role),
         }
         info!(worker = %name, ?steer, "worker state changed by an operator");
@@ -58,6 +68,7 @@ impl Actor {
 
     /// Re-applies the order in force to a new session: a restart is complete if the epoch has changed.
     pub(super) fn steer_ready(&mut self, worker: WorkerId) {
+        self.follow_hold(worker);
         let member = &self.members[worker];
         match member.steering.resumed(member.epoch(), Instant::now()) {
             Resumed::Nothing => {}
@@ -70,9 +81,21 @@ impl Actor {
         }
     }
 
-    /// Ends restarts whose worker does not drain, or whose time is over.
+    fn follow_hold(&mut self, worker: WorkerId) {
+        let member = &self.members[worker];
+        let Some(is_held) = member.to_hold(&self.config.holds) else { return };
+        info!(pool = %self.config.id, worker = %member.name, is_held, "worker drained or resumed, as an operator has told another pool or process");
+        if is_held {
+            self.hold(worker, Steering::Held);
+        } else {
+            self.release(worker);
+        }
+    }
+
+    /// Follows the holds that another pool of these workers was told, and ends restarts whose worker does not drain, or whose time is over.
     pub(super) fn steer_tick(&mut self, now: Instant) {
         for worker in self.members.ids() {
+            self.follow_hold(worker);
             let member = &mut self.members[worker];
             match member.overdue(now) {
                 None => {}

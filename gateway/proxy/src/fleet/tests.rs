@@ -3,15 +3,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use penstock_config::{DeviceChoice, Overrides};
+use penstock_pool::Steer;
 
 use super::*;
 use crate::reload::Source;
 
 /// Folder with a model of its own, deleted at the end.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("penstock-fleet-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join("model")).expect("a folder");
@@ -31,7 +32,7 @@ impl Scratch {
     }
 
     /// Config of a pool whose workers, elsewhere, are not there.
-    fn config(&self) -> Snapshot {
+    pub(crate) fn config(&self) -> Snapshot {
         self.pool(&format!("connect = [\"unix:{}/w.sock\"]", self.0.display()))
     }
 
@@ -51,7 +52,7 @@ impl Drop for Scratch {
     }
 }
 
-fn command() -> WorkerCommand {
+pub(crate) fn command() -> WorkerCommand {
     WorkerCommand {
         program: "/bin/false".into(),
         identity: String::new(),
@@ -175,5 +176,54 @@ fn workers_wait_for_the_gpu_of_a_pool_that_ends_and_take_the_cpu_where_none_does
     drop(open);
     soon("none is about to end", || starts(&log, "other").iter().any(|line| !waits(line)));
     assert!(lock(&fleet.state).to_end().next().is_none());
+    fleet.stop(Leave::Exit, Duration::ZERO);
+}
+
+#[test]
+fn pools_of_a_process_that_another_has_taken_over_from_leave_their_workers_to_it() {
+    let scratch = Scratch::new("settled");
+    let config = |queue_max: u32, more: &str| {
+        let keys = "replicas = \"follow\"\nreplica_command = [\"/bin/false\", \"{action}\"]";
+        let socket = scratch.0.join("w.sock");
+        scratch.pool(&format!("connect = [\"unix:{}\"]\n{keys}\nqueue_max = {queue_max}\n{more}", socket.display()))
+    };
+    let fleet = Fleet::start(&config(8, ""), command()).expect("started");
+    let changed = |config: &Snapshot| fleet.carry_out(fleet.plan(config).expect("it can be served")).expect("started");
+    let settled = || fleet.pools().iter().map(|(_, pool)| pool.is_settled()).collect::<Vec<_>>();
+    assert_eq!(settled(), [false]);
+    changed(&config(9, ""));
+    assert_eq!(settled(), [true, false], "the one that takes over decides");
+    fleet.settle();
+    assert_eq!(settled(), [true, true]);
+    changed(&config(10, ""));
+    assert_eq!(settled(), [true, true], "a changed pool");
+    changed(&config(10, "adapters = { a = \"/models/a\" }"));
+    assert_eq!(settled(), [true, true], "other adapters");
+    let mut more = config(10, "");
+    more.pools.push(PoolConfig { id: "more".into(), ..more.pools[0].clone() });
+    changed(&more);
+    assert_eq!(settled(), [true; 3], "an added pool");
+    fleet.stop(Leave::Exit, Duration::ZERO);
+}
+
+#[test]
+fn what_an_operator_holds_stays_held_in_the_changed_pool() {
+    let scratch = Scratch::new("held");
+    let config = |queue_max: u32| {
+        let socket = scratch.0.join("w.sock");
+        scratch.pool(&format!("connect = [\"unix:{}\"]\nqueue_max = {queue_max}", socket.display()))
+    };
+    let fleet = Fleet::start(&config(8), command()).expect("started");
+    let worker = fleet.pools()[0].1.status().workers[0].name.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let steer = |order| runtime.block_on(fleet.pools()[0].1.steer(&worker, order)).expect("an order");
+    let held = || fleet.pools().iter().map(|(_, pool)| pool.holds().names()).collect::<Vec<_>>();
+    steer(Steer::Hold);
+    let plan = fleet.plan(&config(9)).expect("it can be served");
+    fleet.carry_out(plan).expect("started");
+    assert_eq!(held(), vec![vec![worker.clone()]; 2], "the old pool, and the one that takes over");
+    assert_eq!(fleet.held(), HeldWorkers::from([("own".to_owned(), vec![worker.clone()])]));
+    steer(Steer::Release);
+    assert_eq!((held(), fleet.held()), (vec![Vec::new(); 2], HeldWorkers::new()));
     fleet.stop(Leave::Exit, Duration::ZERO);
 }

@@ -111,6 +111,11 @@ pub enum ApplyError {
     /// The config file cannot be written; the text names the file and the reason.
     #[error("{0}")]
     Write(String),
+    /// An upgrade goes on: the next process has been given the config, and would not hear of a change.
+    #[error(
+        "an upgrade goes on, and the next process would not hear of the change: nothing has changed; change the config when the upgrade has ended"
+    )]
+    Upgrading,
     /// The config would be written over a text of the file that has never been in force; the text names the file.
     #[error(
         "{0}: the config file holds a text that is not in force, and writing this config would lose it: reload the file first \
@@ -165,6 +170,17 @@ struct State {
     began: Arc<Snapshot>,
     pending: Vec<String>,
     persisted: bool,
+    /// True while an upgrade hands the config over; see [`Live::withhold_changes`].
+    is_withheld: bool,
+}
+
+/// Time in which an upgrade goes on: changes by admins and signals are refused until this is dropped.
+pub(crate) struct Withheld<'a>(&'a Live);
+
+impl Drop for Withheld<'_> {
+    fn drop(&mut self) {
+        self.0.state().is_withheld = false;
+    }
 }
 
 impl State {
@@ -200,9 +216,13 @@ impl Live {
         let persisted = file.is_none();
         let version = history.begin(&text, persisted);
         gateway.marks.begin(version, unix_seconds());
+        // The process before may have refused it.
+        let file_unused = file.as_ref().is_some_and(|file| source.load(file).is_err());
+        gateway.marks.file(!file_unused);
         let file = file.unwrap_or_else(|| text.clone());
-        let (began, pending) = (Arc::new(config), Vec::new());
-        let state = State { version, text, file, file_refused: false, file_unused: false, began, pending, persisted };
+        let (began, pending, is_withheld) = (Arc::new(config), Vec::new(), false);
+        let state =
+            State { version, text, file, file_refused: false, file_unused, began, pending, persisted, is_withheld };
         Arc::new(Self { gateway, fleet, source, log_level, history, state: Mutex::new(state) })
     }
 
@@ -267,10 +287,24 @@ impl Live {
         Ok((config, plan))
     }
 
-    /// Text of the file as it was last read or written, where it is not the one in force.
-    pub(crate) fn file_beside(&self) -> Option<String> {
-        let state = self.state();
-        (!state.persisted).then(|| state.file.clone())
+    /// Refuses changes by admins and signals while an upgrade goes on: the next process has the config that is given here, and reads the file for
+    /// itself. `None`: the file has it; else the config in force, and the text of the file as it was last read or written.
+    pub(crate) fn withhold_changes(&self) -> (Withheld<'_>, Option<(String, String)>) {
+        let mut state = self.state();
+        state.is_withheld = true;
+        let beside = (!state.persisted).then(|| (state.text.clone(), state.file.clone()));
+        (Withheld(self), beside)
+    }
+
+    /// Pools of the process.
+    pub(crate) fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// Reason why an admin's change cannot be made now, whatever it is.
+    fn hindrance(&self, state: &State, expected: Option<u64>) -> Option<ApplyError> {
+        let is_late = state.is_withheld || self.gateway.is_leaving();
+        if is_late { Some(ApplyError::Upgrading) } else { state.conflict(expected) }
     }
 
     /// Reads the file again, with every file that it names. Without a config file, the files that the config in force
@@ -289,9 +323,15 @@ impl Live {
     pub fn reload_expected(&self, by: &By, expected: Option<u64>) -> Result<Applied, ApplyError> {
         self.gateway.refresh_certificate();
         let (read, mut state) = self.look();
-        let done = match state.conflict(expected) {
-            Some(conflict) => Err(conflict),
-            None => read.map_err(ApplyError::Read).and_then(|text| self.take(&mut state, &text, by)),
+        // A process that another one has taken over from reads the file all the same, for the connections that are still open.
+        let hindrance = if state.is_withheld { Some(ApplyError::Upgrading) } else { state.conflict(expected) };
+        let done = match hindrance {
+            Some(hindrance) => Err(hindrance),
+            None => {
+                let done = read.map_err(ApplyError::Read).and_then(|text| self.take(&mut state, &text, by));
+                self.gateway.marks.file(done.is_ok());
+                done
+            }
         };
         drop(state);
         self.note(&done);
@@ -303,7 +343,7 @@ impl Live {
     pub(crate) fn reload_changed(&self, by: &By) {
         let (read, mut state) = self.look();
         match read {
-            Ok(text) if text == state.file && !state.file_refused => {}
+            Ok(text) if text == state.file && !state.file_refused => self.gateway.marks.file(!state.file_unused),
             Ok(text) if is_emptied(&text, &state.text) => {
                 tracing::warn!("config file is empty: the config in force stays");
             }
@@ -312,9 +352,14 @@ impl Live {
             // The text that was looked at: a moment later the file may be empty, on its way to its next state.
             Ok(text) => {
                 self.gateway.refresh_certificate();
+                let is_again = state.file_refused && text == state.file;
                 let done = self.take(&mut state, &text, by);
+                self.gateway.marks.file(done.is_ok());
                 drop(state);
-                self.note(&done);
+                // The process that serves says it again.
+                if done.is_ok() || !is_again || !self.gateway.is_leaving() {
+                    self.note(&done);
+                }
             }
         }
     }
@@ -359,8 +404,8 @@ impl Live {
     /// [`ApplyError`]: nothing has changed.
     pub fn apply(&self, text: &str, by: &By, expected: Option<u64>) -> Result<Applied, ApplyError> {
         let mut state = self.state();
-        let done = match state.conflict(expected) {
-            Some(conflict) => Err(conflict),
+        let done = match self.hindrance(&state, expected) {
+            Some(hindrance) => Err(hindrance),
             None => self.put(&mut state, text, by, Origin::Admin),
         };
         drop(state);
@@ -379,8 +424,13 @@ impl Live {
         edit: impl FnOnce(&str) -> Result<String, E>,
     ) -> Result<Applied, E> {
         let mut state = self.state();
-        let text = edit(&state.text)?;
-        let done = self.put(&mut state, &text, by, Origin::Admin);
+        let done = match self.hindrance(&state, None) {
+            Some(hindrance) => Err(hindrance),
+            None => {
+                let text = edit(&state.text)?;
+                self.put(&mut state, &text, by, Origin::Admin)
+            }
+        };
         drop(state);
         self.note(&done);
         Ok(done?)
@@ -406,7 +456,7 @@ impl Live {
     fn swap_in(&self, state: &mut State, text: &str, by: &By, from: Origin) -> Result<Applied, ApplyError> {
         let text = &hidden::restored(text, &state.text).map_err(ApplyError::Hidden)?;
         let refused = |error: ApplyError| {
-            self.history.keep(text, by, "refused");
+            self.keep(text, by, "refused");
             error
         };
         let (mut config, plan) = self.prepare(text).map_err(refused)?;
@@ -433,7 +483,7 @@ impl Live {
         self.gateway.swap(config, self.fleet.upstreams(), providers);
         let changes = diff::between(&state.text, text);
         if !changes.is_empty() || *text != state.text {
-            state.version = self.history.keep(text, by, "applied");
+            state.version = self.keep(text, by, "applied").unwrap_or(state.version);
             text.clone_into(&mut state.text);
         }
         state.pending = pending;
@@ -444,7 +494,10 @@ impl Live {
                     (writes || self.source.path().is_some() && *text == state.file, false);
                 if writes {
                     text.clone_into(&mut state.file);
+                }
+                if state.persisted || self.source.path().is_none() {
                     state.file_unused = false;
+                    self.gateway.marks.file(true);
                 }
             }
             Origin::Nowhere => {}
@@ -458,6 +511,12 @@ impl Live {
         })
     }
 
+    /// Keeps a text in the history, and gives its version. A process that another one has taken over from keeps nothing: the other one reads the same
+    /// file.
+    fn keep(&self, text: &str, by: &By, outcome: &str) -> Option<u64> {
+        (!self.gateway.is_leaving()).then(|| self.history.keep(text, by, outcome))
+    }
+
     /// Text of the file that `text` may be written over: the one in force, the one last read and in force then, or `text` itself.
     fn replaceable(&self, state: &State, text: &str) -> Result<String, ApplyError> {
         let there = self.source.read().map_err(ApplyError::Read)?;
@@ -469,10 +528,15 @@ impl Live {
     }
 
     fn note(&self, done: &Result<Applied, ApplyError>) {
+        let is_leaving = self.gateway.is_leaving();
         match done {
             Ok(applied) => {
                 let changes: Vec<_> = applied.changes.iter().map(Change::path).collect();
                 let (changes, pending) = (changes.join(" "), applied.pending.join(" "));
+                if is_leaving {
+                    tracing::info!(changes, "config in force for the connections that this process still has");
+                    return;
+                }
                 tracing::info!(version = applied.version, changes, replacing = ?applied.replacing, "config in force");
                 if !pending.is_empty() {
                     tracing::warn!(
@@ -482,6 +546,12 @@ impl Live {
                 }
                 let outcome = if applied.changes.is_empty() { Outcome::Unchanged } else { Outcome::Applied };
                 self.gateway.marks.done(outcome, applied.version, applied.pending.len(), unix_seconds());
+            }
+            Err(error @ (ApplyError::Conflict { .. } | ApplyError::Upgrading)) => {
+                tracing::warn!(%error, "config not changed");
+            }
+            Err(error) if is_leaving => {
+                tracing::debug!(%error, "config refused by a process that ends: another one serves, and says what it makes of it");
             }
             Err(error) => {
                 for line in error.to_string().lines() {

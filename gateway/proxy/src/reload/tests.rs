@@ -86,6 +86,17 @@ impl Bench {
         Self { live, gateway, file, level }
     }
 
+    /// Text of the file, where an upgrade would hand over another one.
+    fn file_beside(&self) -> Option<String> {
+        self.live.withhold_changes().1.map(|(_, file)| file)
+    }
+
+    fn metric(&self, name: &str) -> String {
+        let metrics = self.gateway.render_metrics();
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)).expect("it is shown");
+        line.trim().to_owned()
+    }
+
     fn names(&self) -> Vec<String> {
         let models = self.gateway.serving();
         models.models().listed().iter().map(|entry| entry.name.to_string()).collect()
@@ -413,15 +424,15 @@ fn a_restart_says_that_the_file_has_won() {
 fn what_an_admin_applied_stays_over_an_upgrade() {
     let bench = Bench::new("upgrade", &named("one"));
     let two = bench.live.apply(&named("two"), &By::new("ops"), None).expect("applied");
-    let (beside, store) = (bench.live.file_beside(), store(bench.file.parent().expect("a folder")));
+    let (beside, store) = (bench.file_beside(), store(bench.file.parent().expect("a folder")));
     assert_eq!(beside.as_deref(), Some(named("one").as_str()));
     let next = Bench::begun(bench.file.clone(), &named("two"), beside, Some(store));
     next.live.reload_changed(&By::new("file"));
     assert_eq!((next.live.current().0, next.names()[0].as_str()), (two.version, "two"));
-    assert_eq!(next.live.file_beside(), Some(named("one")), "the upgrade after this one hands it over too");
+    assert_eq!(next.file_beside(), Some(named("one")), "the upgrade after this one hands it over too");
     fs::write(&next.file, named("three")).expect("written");
     next.live.reload_changed(&By::new("file"));
-    assert_eq!((next.names()[0].as_str(), next.live.file_beside()), ("three", None));
+    assert_eq!((next.names()[0].as_str(), next.file_beside()), ("three", None));
 }
 
 #[test]
@@ -470,4 +481,95 @@ fn addresses_of_a_name_are_targets_under_every_config() {
     assert!(Arc::ptr_eq(&provider("gpu@10.0.0.9:8000").expect("there"), &before), "its connections stay");
     assert!(bench.gateway.serving().models().find("n").is_some(), "the config stays");
     assert_eq!(bench.live.current().1, more, "and its text");
+}
+
+#[test]
+fn the_metric_says_whether_a_restart_could_begin_with_the_file() {
+    let bench = Bench::new("metric", &named("one"));
+    let is_good = || bench.metric("penstock_config_last_reload_ok") == "1";
+    let (look, ops) = (|| bench.live.reload_changed(&By::new("file")), By::new("ops"));
+    for stale in [
+        bench.live.apply(&named("two"), &ops, Some(99)),
+        bench.live.rollback(1, &ops, Some(99)),
+        bench.live.reload_expected(&ops, Some(99)),
+    ] {
+        assert!(matches!(stale, Err(ApplyError::Conflict { .. })), "{stale:?}");
+    }
+    assert!(is_good(), "one of two admins was faster");
+    assert_eq!(bench.metric("penstock_config_reloads_total{outcome=\"refused\"}"), "0");
+    bench.live.apply("nonsense = 1", &ops, None).expect_err("no config");
+    assert!(is_good(), "no process begins with an admin's text");
+
+    fs::write(&bench.file, "nonsense = 1").expect("written");
+    look();
+    assert!(!is_good());
+    bench.live.apply(&named("two"), &ops, None).expect("applied");
+    look();
+    assert!(!is_good(), "the file is as bad as before");
+    fs::write(&bench.file, named("three")).expect("written");
+    look();
+    assert!(is_good());
+
+    fs::remove_file(&bench.file).expect("removed");
+    bench.live.reload(&By::new("signal")).expect_err("there is no file");
+    assert!(!is_good());
+    fs::write(&bench.file, named("three")).expect("written");
+    look();
+    assert!(is_good(), "it is back as it was");
+
+    // What an admin applies is the file's text, which was refused for a file that it names.
+    let key = bench.file.with_file_name("key");
+    let text = text(&format!("key_file = {key:?}\n"));
+    fs::write(&bench.file, &text).expect("written");
+    look();
+    assert!(!is_good());
+    fs::write(&key, "secret").expect("written");
+    assert!(bench.live.apply(&text, &ops, None).expect("applied").persisted && is_good());
+
+    let next = Bench::begun(bench.file.clone(), &named("two"), Some("nonsense = 1".into()), None);
+    assert_eq!(next.metric("penstock_config_last_reload_ok"), "0", "an upgrade mends no file");
+}
+
+#[test]
+fn the_config_that_an_upgrade_hands_over_changes_by_the_file_alone() {
+    let bench = Bench::new("withheld", &named("one"));
+    let ops = By::new("ops");
+    bench.live.apply(&named("two"), &ops, None).expect("applied");
+    let before = (bench.live.current(), bench.live.history());
+    let (withheld, beside) = bench.live.withhold_changes();
+    assert_eq!(beside, Some((named("two"), named("one"))));
+    let edited: Result<Applied, ApplyError> = bench.live.edit(&ops, |_| Ok(named("three")));
+    for late in [
+        bench.live.apply(&named("three"), &ops, None),
+        bench.live.rollback(1, &ops, None),
+        bench.live.reload(&By::new("signal")),
+        edited,
+    ] {
+        assert!(matches!(late, Err(ApplyError::Upgrading)), "{late:?}");
+    }
+    bench.live.validate(&named("three")).expect("it changes nothing");
+    assert_eq!((bench.live.current(), bench.live.history()), before);
+    assert_eq!(bench.metric("penstock_config_last_reload_ok"), "1");
+    // The next process looks at the file when it serves.
+    fs::write(&bench.file, named("four")).expect("written");
+    bench.live.reload_changed(&By::new("file"));
+    assert_eq!(bench.names()[0], "four");
+    drop(withheld);
+    bench.live.apply(&named("five"), &ops, None).expect("the upgrade has failed");
+}
+
+#[test]
+fn a_process_that_another_has_taken_over_from_follows_the_file_and_keeps_no_history() {
+    let bench = Bench::new("leaving", &named("one"));
+    let before = bench.live.history();
+    bench.gateway.leave();
+    // A key that the new version knows.
+    fs::write(&bench.file, "nonsense = 1").expect("written");
+    (0..2).for_each(|_| bench.live.reload_changed(&By::new("file")));
+    assert_eq!((bench.live.history(), bench.names()[0].as_str()), (before.clone(), "one"));
+    assert_eq!(bench.metric("penstock_config_reloads_total{outcome=\"refused\"}"), "0");
+    fs::write(&bench.file, named("two")).expect("written");
+    bench.live.reload_changed(&By::new("file"));
+    assert_eq!((bench.live.history(), bench.names()[0].as_str()), (before, "two"), "a key may have been revoked");
+    assert!(matches!(bench.live.apply(&named("three"), &By::new("ops"), None), Err(ApplyError::Upgrading)));
 }

@@ -4,7 +4,7 @@
 //! penstock upgrade ──▶ old: starts  penstock serve … --upgrade
 //!                      new: TakeOver ──▶ old: Offer (listening sockets, state lock, workers' build, config that is not in the file)
 //!                      new: adopts the workers, makes all of it ready
-//!                      new: Prepared ──▶ old: Book (counters and holds of limits)
+//!                      new: Prepared ──▶ old: Holds (workers that an operator has drained), Book (counters and holds of limits)
 //!                      new: accepts  ──▶ old: Accepting; accepts no more, answers what it has, then ends
 //!                           old: Held, Settled, Settled, … end of file
 //! ```
@@ -18,6 +18,8 @@
 mod lock;
 mod new;
 mod old;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 pub use lock::{LockError, StateLock};

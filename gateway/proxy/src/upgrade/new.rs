@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::wire::{Ask, Offer, Tell, UpgradeError, VERSION, Wire};
+use crate::fleet::Fleet;
 use crate::gateway::Gateway;
 
 /// Longest wait for each message of the old process.
@@ -27,7 +28,7 @@ pub struct Taken {
 pub fn take_over(state_dir: &Path) -> Result<Taken, UpgradeError> {
     let mut wire = super::connect(state_dir)?;
     wire.patience(Some(ANSWER_MAX))?;
-    wire.send(&Ask::TakeOver { version: VERSION, pid: std::process::id() })?;
+    wire.send(&Ask::TakeOver { version: VERSION, pid: std::process::id(), takes_holds: true })?;
     let (told, sockets) = wire.receive_with::<Tell>()?;
     match told {
         Tell::Offer(offer) if offer.sockets.len() == sockets.len() => {
@@ -54,6 +55,11 @@ impl Taken {
         self.offer.file.as_deref()
     }
 
+    /// Holds the workers that an operator has told the old process to hold.
+    pub fn hold(&self, fleet: &Fleet) {
+        fleet.hold(&self.offer.held);
+    }
+
     fn socket(&mut self, name: &str) -> Option<OwnedFd> {
         let at = self.offer.sockets.iter().position(|have| have == name)?;
         self.sockets.get_mut(at)?.take()
@@ -74,21 +80,24 @@ impl Taken {
         self.socket(name).map(UnixListener::from)
     }
 
-    /// Tells the old process that this one could serve now, and takes over its counters.
+    /// Tells the old process that this one could serve now, and takes over its counters, and the holds of workers as they are by now.
     ///
     /// # Errors
     /// [`UpgradeError`]: the old process goes on.
-    pub fn prepared(mut self, gateway: &Arc<Gateway>) -> Result<Prepared, UpgradeError> {
+    pub fn prepared(mut self, gateway: &Arc<Gateway>, fleet: &Fleet) -> Result<Prepared, UpgradeError> {
         self.wire.send(&Ask::Prepared)?;
-        match self.wire.receive()? {
-            Tell::Book(book) => {
-                if let Some(book) = *book {
-                    gateway.governor.import(book);
+        loop {
+            match self.wire.receive()? {
+                Tell::Holds(held) => fleet.hold(&held),
+                Tell::Book(book) => {
+                    if let Some(book) = *book {
+                        gateway.governor.import(book);
+                    }
+                    return Ok(Prepared { wire: self.wire, gateway: gateway.clone() });
                 }
-                Ok(Prepared { wire: self.wire, gateway: gateway.clone() })
+                Tell::Failed(why) => return Err(UpgradeError::Refused(why)),
+                _ => return Err(UpgradeError::Version),
             }
-            Tell::Failed(why) => Err(UpgradeError::Refused(why)),
-            _ => Err(UpgradeError::Version),
         }
     }
 }

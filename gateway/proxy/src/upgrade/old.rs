@@ -125,7 +125,7 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
         Ask::TakeOver { version, .. } if version != VERSION => {
             wire.send(&Tell::Failed("the running gateway speaks another version of the hand-over".into()))
         }
-        Ask::TakeOver { pid, .. } => {
+        Ask::TakeOver { pid, takes_holds, .. } => {
             {
                 let mut state = lock(old);
                 let mine = state.child.is_none_or(|child| child == pid);
@@ -134,7 +134,10 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
                 }
                 state.busy = true;
             }
-            let done = hand_over(old, &mut wire);
+            // Until the new process serves, or does not come.
+            let (withheld, beside) = old.live.withhold_changes();
+            let done = hand_over(old, &mut wire, beside, takes_holds);
+            drop(withheld);
             let mut state = lock(old);
             state.busy = done.is_ok();
             let asked = state.asked.take();
@@ -166,19 +169,27 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
     }
 }
 
-fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Given>, UpgradeError> {
+fn hand_over(
+    old: &Old,
+    wire: &mut Wire,
+    beside: Option<(String, String)>,
+    takes_holds: bool,
+) -> Result<Receiver<Given>, UpgradeError> {
     let (mut names, mut sockets) = old.listeners.copies()?;
     if let Some(lock) = old.state_lock.copy()? {
         names.push(super::lock::NAME.to_owned());
         sockets.push(lock);
     }
-    let file = old.live.file_beside();
-    let config = file.is_some().then(|| old.live.current().1);
-    let offer = Offer { sockets: names, workers: old.workers.clone(), config, file };
+    let (config, file) = beside.unzip();
+    let offer = Offer { sockets: names, workers: old.workers.clone(), config, file, held: old.live.fleet().held() };
     wire.send_with(&Tell::Offer(offer), &sockets)?;
     drop(sockets);
     wire.patience(Some(READY_MAX))?;
     expect(wire, |ask| matches!(ask, Ask::Prepared))?;
+    if takes_holds {
+        // An operator may have drained workers since.
+        wire.send(&Tell::Holds(old.live.fleet().held()))?;
+    }
     let (give, settled) = sync_channel(SETTLED_MAX);
     let book = old.gateway.governor.give_away(give);
     old.gateway.rest(Beside::Settling, false);
@@ -319,7 +330,7 @@ pub fn ask(state_dir: &Path, program: Option<PathBuf>, mut say: impl FnMut(Start
                 return Ok(());
             }
             Tell::Failed(why) => return Err(UpgradeError::Refused(why)),
-            Tell::Offer(_) | Tell::Book(_) | Tell::Held { .. } | Tell::Settled { .. } => {
+            Tell::Offer(_) | Tell::Holds(_) | Tell::Book(_) | Tell::Held { .. } | Tell::Settled { .. } => {
                 return Err(UpgradeError::Version);
             }
         }

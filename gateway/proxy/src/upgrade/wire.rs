@@ -13,6 +13,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::fleet::HeldWorkers;
 use penstock_governed::Claimed;
 
 /// Version of these messages; two processes must agree on it.
@@ -52,8 +53,13 @@ pub enum UpgradeError {
 pub(super) enum Ask {
     /// Request to start the next process and hand over to it.
     Upgrade { program: Option<std::path::PathBuf> },
-    /// Request of the next process to take over.
-    TakeOver { version: u32, pid: u32 },
+    /// Request of the next process to take over. `takes_holds`: it understands [`Tell::Holds`].
+    TakeOver {
+        version: u32,
+        pid: u32,
+        #[serde(default)]
+        takes_holds: bool,
+    },
     /// Report that the next process could serve now.
     Prepared,
     /// Report that the next process accepts connections now.
@@ -65,6 +71,8 @@ pub(super) enum Ask {
 pub(super) enum Tell {
     /// Offer of things to take over; the descriptors come with it.
     Offer(Offer),
+    /// Workers that an operator holds by now, before the book.
+    Holds(HeldWorkers),
     /// Counters and holds of all limits, for the next process to go on with.
     Book(Box<Option<BookState>>),
     /// Hold of that number, of a request that was let in after the book was handed over.
@@ -91,6 +99,9 @@ pub(super) struct Offer {
     /// Text of the file as it was last read, where another one is in force.
     #[serde(default)]
     pub(super) file: Option<String>,
+    /// Workers that an operator holds.
+    #[serde(default)]
+    pub(super) held: HeldWorkers,
 }
 
 /// Connection to a process of the same user or of root, with framed messages.
@@ -202,6 +213,15 @@ mod tests {
         let listener = TcpListener::from(sockets.pop().expect("one socket"));
         let client = TcpStream::connect(address).expect("somebody listens");
         assert_eq!(listener.accept().expect("accepts").1, client.local_addr().expect("has one"));
+    }
+
+    #[test]
+    fn messages_of_a_version_without_holds_are_understood() {
+        let offer = r#"{ "sockets": [], "workers": "w", "config": null }"#;
+        let offer: Offer = serde_json::from_str(offer).expect("an offer");
+        assert!(offer.held.is_empty());
+        let asked: Ask = serde_json::from_str(r#"{ "TakeOver": { "version": 1, "pid": 7 } }"#).expect("a request");
+        assert!(matches!(asked, Ask::TakeOver { pid: 7, takes_holds: false, .. }));
     }
 
     #[test]

@@ -703,7 +703,7 @@ impl Gauge {
             Gauge::ConfigLastReloadOk => (
                 "penstock_config_last_reload_ok",
                 "gauge",
-                "1 when the last reload of the config was accepted, 0 when refused.",
+                "0 while the config file, as it was read last, was refused or could not be read, else 1.",
             ),
             Gauge::ConfigLastReload => (
                 "penstock_config_last_reload_seconds",

@@ -19,7 +19,7 @@ use penstock_http::client::{Client, ClientError, Deadlines, Outgoing, Sent, Targ
 use penstock_http::connection::{App, Handler};
 use penstock_http::exchange::BodyFault;
 use penstock_http::head::HeadFault;
-use penstock_http::{BodyBudget, Exchange, HttpLimits};
+use penstock_http::{BodyBudget, Exchange, HttpLimits, Renewed};
 use pingora_core::apps::ServerApp;
 use pingora_core::listeners::tls::TlsSettings;
 use pingora_core::protocols::l4::stream::Stream;
@@ -90,7 +90,7 @@ impl Standing {
         let mut settings = TlsSettings::intermediate(&certificate, &key).expect("settings");
         settings.enable_h2();
         let app = App::new(Arc::new(Hasty { connections_max: 16, deadline: LONG_DEADLINE }));
-        Self::with(app.with_tls(Some(settings.build()))).await
+        Self::with(app.with_tls(Some(Renewed::new(settings.build())))).await
     }
 
     async fn with(app: App<Hasty>) -> Self {
