@@ -703,7 +703,7 @@ impl Gauge {
             Gauge::ConfigLastReloadOk => (
                 "penstock_config_last_reload_ok",
                 "gauge",
-                "0 while the config file, as it was read last, was refused or could not be read, else 1.",
+                "1 when the config file was good at the last reading, 0 when refused or unreadable.",
             ),
             Gauge::ConfigLastReload => (
                 "penstock_config_last_reload_seconds",
