@@ -11,6 +11,7 @@ use penstock_proto::frames::{self, Output, TokenLogprobs};
 use penstock_text::{ChoiceDecoder, ChoiceOptions, End, TextModel};
 use penstock_types::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 
+use super::echo;
 use super::plan::Plan;
 use super::refused;
 use super::wave::Wave;
@@ -230,9 +231,12 @@ impl PoolEvents {
     }
 
     fn tell_prompt(&mut self, at: usize, logprobs: &[TokenLogprobs], out: &mut Vec<ChatEvent>) {
-        let entries =
+        let mut entries: Vec<TokenLogprob> =
             self.plan.prompts[at].tokens.iter().zip(logprobs).map(|(token, said)| self.entry(*token, said)).collect();
         let (text, tokens) = (self.plan.prompts[at].text.clone(), self.plan.prompts[at].tokens.to_vec());
+        if self.plan.repeats_prompt {
+            echo::place(&mut entries, &text, |token| self.text.is_special(token));
+        }
         let job = &mut self.jobs[at];
         job.prompt_told = true;
         out.push(ChatEvent::Prompt { choice: job.base, text, logprobs: entries, tokens });
@@ -264,6 +268,10 @@ impl PoolEvents {
         }
         let mut end = None;
         if prompt_only {
+            if let Some(finish) = &output.finish {
+                // The token behind the prompt is nobody's, its failure is the request's.
+                ended(finish)?;
+            }
             let choice = job.base + output.choice;
             out.push(ChatEvent::Finish { choice, reason: FinishReason::Length, stop: None });
             end = Some(Vec::new());
@@ -485,7 +493,83 @@ fn distinct(mut ids: [u8; 16], choice: u32) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::AnswerRules;
+    use penstock_dialects::openai::decode_completion;
+    use penstock_pool::{FleetRuntime, PoolConfig};
+    use penstock_proto::Address;
     use penstock_proto::frames::{Finish, Token};
+    use penstock_text::TextFiles;
+    use penstock_types::{Bounds, Request, Surface};
+    use std::path::Path;
+
+    /// Events of a completion at a pool that has no worker, with a model whose texts begin with `<s>` and a blank.
+    fn completion(keys: &str) -> (PoolEvents, FleetRuntime) {
+        let tokenizer = "../text/tests/goldens/tokenizers/sentencepiece-normalizer.json";
+        let tokenizer = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(tokenizer)).expect("a tokenizer");
+        let files = TextFiles { tokenizer_json: tokenizer.into(), ..TextFiles::default() };
+        let model = TextModel::load(&files).expect("a model");
+        let request = decode_completion(format!(r#"{{"model":"m",{keys}}}"#).as_bytes(), &Bounds::default());
+        let request = Request::Complete(Box::new(request.expect("a request")));
+        let plan = Plan::new(&request, &model, 100, Surface::Completions, AnswerRules::default()).expect("a plan");
+        let runtime = FleetRuntime::start().expect("a thread");
+        let connect = vec![Address::Unix("/nowhere/worker.sock".into())];
+        let pool = Pool::start(&runtime, PoolConfig { connect, ..PoolConfig::new("a") }).expect("a pool");
+        let source = Source { pool, model: "m".into(), origin: Origin::default() };
+        (PoolEvents::start(plan, source, Arc::new(model)).expect("it waits for a worker"), runtime)
+    }
+
+    /// Output with log-probabilities for the whole prompt.
+    fn told(events: &PoolEvents) -> Output {
+        let said = TokenLogprobs { logprob: -1.0, ..TokenLogprobs::default() };
+        Output { prompt_logprobs: vec![said; events.plan.prompts[0].tokens.len()], ..Output::default() }
+    }
+
+    #[test]
+    fn a_prompt_alone_has_no_answer_where_its_worker_failed() {
+        for keys in [r#""echo":true"#, r#""echo":true,"logprobs":1"#] {
+            let keys = format!(r#""prompt":"Hello","max_tokens":0,{keys}"#);
+            let finish = |reason: frames::FinishReason, message: &str| {
+                let error_kind = ErrorKind::InvalidRequest as i32;
+                Some(Finish { reason: reason as i32, error_kind, message: message.into(), ..Finish::default() })
+            };
+            let (mut events, _runtime) = completion(&keys);
+            let failed = Output { finish: finish(frames::FinishReason::Failed, "no"), ..told(&events) };
+            let failure = events.output(0, failed, &mut Vec::new()).expect_err("it failed");
+            assert_eq!((failure.status(), &*failure.message), (400, "no"), "{keys}");
+            let (mut events, _runtime) = completion(&keys);
+            let ended = Output { finish: finish(frames::FinishReason::Length, ""), ..told(&events) };
+            let mut out = Vec::new();
+            events.output(0, ended, &mut out).expect("it ended");
+            let reason = FinishReason::Length;
+            assert_eq!(out.last(), Some(&ChatEvent::Finish { choice: 0, reason, stop: None }), "{keys}");
+        }
+    }
+
+    #[test]
+    fn tokens_of_a_repeated_prompt_stand_in_its_text() {
+        for (prompt, text, first) in [
+            (r#""Hello""#, "Hello", TokenPlace::Control),
+            (r#"" of the é漢""#, " of the é漢", TokenPlace::Control),
+            (r#""<s>of""#, "<s>of", TokenPlace::Control),
+            ("[1,300,301]", "", TokenPlace::Text),
+            ("[300,301]", "", TokenPlace::Text),
+        ] {
+            let (mut events, _runtime) =
+                completion(&format!(r#""prompt":{prompt},"max_tokens":1,"echo":true,"logprobs":0"#));
+            let (output, mut out) = (told(&events), Vec::new());
+            events.output(0, output, &mut out).expect("the prompt is told");
+            let Some(ChatEvent::Prompt { text: said, logprobs, tokens, .. }) = out.first() else {
+                panic!("no prompt: {out:?}")
+            };
+            assert!(text.is_empty() || said == text, "{said:?}");
+            assert_eq!((logprobs.len(), logprobs[0].place), (tokens.len(), first), "{said:?}");
+            let mut rest = said.as_bytes();
+            for entry in logprobs.iter().filter(|entry| entry.place == TokenPlace::Text) {
+                rest = rest.strip_prefix(entry.bytes.as_slice()).expect("the token's text stands at its offset");
+            }
+            assert!(rest.is_empty(), "{said:?}");
+        }
+    }
 
     #[test]
     fn an_output_is_told_token_by_token() {

@@ -5,6 +5,7 @@
 //! answer, a few at a time.
 #![forbid(unsafe_code)]
 
+mod echo;
 pub mod events;
 mod gauges;
 mod guided;

@@ -43,6 +43,8 @@ pub(crate) struct Plan {
     pub(super) options: ChoiceOptions,
     /// True if the prompt is repeated in front of its first text.
     pub(super) tell_prompt: bool,
+    /// True if the answer's text begins with the prompt's.
+    pub(super) repeats_prompt: bool,
     /// True if the prompt event waits for the prompt's log-probabilities.
     pub(super) prompt_logprobs: bool,
     /// True if only the prompt was asked for (`max_tokens` 0).
@@ -162,6 +164,7 @@ impl Plan {
             },
             options,
             tell_prompt: chat.prompt_logprobs.is_some() || chat.return_token_ids,
+            repeats_prompt: false,
             prompt_logprobs: chat.prompt_logprobs.is_some(),
             prompt_only: false,
             counts_on: counts_on(chat.stream),
@@ -232,6 +235,7 @@ impl Plan {
                 ..options(sampling)?
             },
             tell_prompt: complete.echo || prompt_logprobs.is_some() || complete.return_token_ids,
+            repeats_prompt: complete.echo,
             prompt_logprobs: prompt_logprobs.is_some(),
             prompt_only: asked == 0,
             counts_on: counts_on(complete.stream),
@@ -622,6 +626,7 @@ mod tests {
             sampling: Sampling::default(),
             options: ChoiceOptions::default(),
             tell_prompt: false,
+            repeats_prompt: false,
             prompt_logprobs: false,
             prompt_only: false,
             counts_on: false,
