@@ -86,8 +86,9 @@ impl TextModel {
         let tokens = self
             .encode_marked(kept, marker)
             .map_err(|error| ApiError { param: Some("messages".into()), ..error.into() })?;
+        let continued = context.continued(&input);
         let opens_reasoning =
-            self.reasoning_markers().is_some_and(|markers| markers.opened_by(&marked, request.continue_final_message));
+            self.reasoning_markers().is_some_and(|markers| markers.opened_by(&marked, continued.as_deref()));
         let text = if marked.contains(marker) { marked.replace(marker, "") } else { marked };
         Ok(ChatPrompt { tokens, text, opens_reasoning })
     }
@@ -350,15 +351,13 @@ impl Context<'_> {
     /// A message in the form of transformers: absent fields are left out.
     fn message(&self, budget: &Budget, turn: Turn<'_>) -> Result<Value, RenderError> {
         let Turn { message, arguments, ids, .. } = turn;
-        let own = message.role == Role::Assistant;
         let role = match message.role {
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
             Role::Tool => self.result_role,
         };
-        let mark = |text| if own { self.control.mark_own(text, self.marker) } else { self.mark(text) };
-        let mut content = message.content.as_deref().map(mark);
+        let mut content = self.content(message);
         if self.tools_in_message && !message.tool_calls.is_empty() {
             content.get_or_insert_default().to_mut().push_str(&self.calls_text(
                 budget,
@@ -399,6 +398,18 @@ impl Context<'_> {
             fields.push(("tool_calls", budget.list(calls.collect::<Result<_, _>>()?)?));
         }
         dict(budget, fields)
+    }
+
+    /// Content of a message. An assistant's own keeps the marks of reasoning and calls.
+    fn content<'t>(&self, message: &'t Message) -> Option<Cow<'t, str>> {
+        let own = message.role == Role::Assistant;
+        let mark = |text| if own { self.control.mark_own(text, self.marker) } else { self.mark(text) };
+        message.content.as_deref().map(mark)
+    }
+
+    /// Content of the message that the answer goes on with, if it goes on with one.
+    fn continued<'t>(&self, input: &'t Input<'_>) -> Option<Cow<'t, str>> {
+        input.messages.last().filter(|_| input.request.continue_final_message).and_then(|message| self.content(message))
     }
 
     /// Name and arguments of a call.

@@ -128,11 +128,19 @@ impl ReasoningMarkers {
     }
 
     /// Returns true if a prompt leaves the model inside its reasoning.
-    pub(crate) fn opened_by(&self, prompt: &str, continued: bool) -> bool {
-        if prompt.trim_end().ends_with(self.open.trim_end()) {
+    ///
+    /// `continued`: text of the message that the answer goes on with, at the end of the prompt. Marks in other messages are text.
+    pub(crate) fn opened_by(&self, prompt: &str, continued: Option<&str>) -> bool {
+        let opens = |text: &str| text.trim_end().ends_with(self.open.trim_end());
+        if opens(prompt) {
             return true;
         }
-        continued && prompt.rfind(&self.open) > prompt.rfind(&self.close)
+        let Some(text) = continued else { return false };
+        match (text.rfind(&self.open), text.rfind(&self.close)) {
+            // The template may have opened the reasoning in front of the message.
+            (None, None) => prompt.trim_end().strip_suffix(text.trim()).is_some_and(opens),
+            (open, close) => open > close,
+        }
     }
 }
 
@@ -302,9 +310,22 @@ mod tests {
     #[test]
     fn prompts_that_open_reasoning() {
         let gemma = ReasoningMarkers::from_name("gemma4").expect("known");
-        assert!(gemma.opened_by("<|turn>model\n<|channel>thought\n", false));
+        assert!(gemma.opened_by("<|turn>model\n<|channel>thought\n", None));
         let think = ReasoningMarkers::from_name("think").expect("known");
-        assert!(think.opened_by("<think>\n", false) && !think.opened_by("<think></think>", false));
-        assert!(think.opened_by("<think>one", true) && !think.opened_by("<think>one</think> two", true));
+        assert!(think.opened_by("<think>\n", None) && !think.opened_by("<think></think>", None));
+        // Texts in front of a message that is continued, and the message.
+        for (before, text, opens) in [
+            ("", "<think>one", true),
+            ("", "<think>one</think> two", false),
+            ("<think>\n", "one ", true),
+            ("<think>\n", "one</think> two", false),
+            ("<think>\nzero\n</think>\n\n", "one", false),
+            ("no <think> tags, please\n", "one", false),
+            ("no <think> tags, please\n", "</think>one<think>two", true),
+            ("</think>", "one <think>\n", true),
+        ] {
+            assert_eq!(think.opened_by(&format!("{before}{text}"), Some(text)), opens, "{before:?} {text:?}");
+        }
+        assert!(!think.opened_by("<think> ONE", Some("one")), "the template writes another text");
     }
 }

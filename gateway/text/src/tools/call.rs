@@ -3,7 +3,12 @@
 //! An `id` counts in formats whose templates write it, and where it stands in front of the arguments: a call is announced with its id when its
 //! arguments begin, and to hold them back until an id may follow would end their streaming.
 
-use super::json::{JsonScan, Verdict};
+use std::sync::Arc;
+
+use super::{
+    CallableTool,
+    json::{JsonScan, Verdict},
+};
 use crate::piece::Pieces;
 
 /// Longest name and key; an object with a longer one is not a call.
@@ -57,6 +62,10 @@ pub(crate) struct CallObject {
     id: Option<String>,
     /// True if the format has ids.
     with_id: bool,
+    /// Functions of the request, in formats without a mark in front of the object; `None`: the mark says that the object is a call.
+    bare: Option<Arc<[CallableTool]>>,
+    /// True once a member was the call's arguments.
+    has_arguments: bool,
     /// Arguments that came before the name and wait for it.
     waiting: String,
     announced: bool,
@@ -75,6 +84,8 @@ impl CallObject {
             name: None,
             id: None,
             with_id: false,
+            bare: None,
+            has_arguments: false,
             waiting: String::new(),
             announced: false,
             complete: false,
@@ -85,6 +96,12 @@ impl CallObject {
     /// Creates a scanner for a format that writes an `id` of each call.
     pub(crate) fn with_id() -> Self {
         Self { with_id: true, ..Self::new() }
+    }
+
+    /// Creates a scanner for an object that no mark tells from an answer in JSON: a call only with arguments, and with the name of one of `tools`
+    /// unless there are none.
+    pub(crate) fn bare(tools: &Arc<[CallableTool]>) -> Self {
+        Self { bare: Some(tools.clone()), ..Self::new() }
     }
 
     /// Returns true if the start of the call has been emitted.
@@ -143,6 +160,7 @@ impl CallObject {
                     Ok("arguments" | "parameters") if !self.complete && self.waiting.is_empty() => Field::Arguments,
                     _ => Field::Other,
                 };
+                self.has_arguments |= self.field == Field::Arguments;
                 self.at = At::Colon;
                 true
             }
@@ -229,7 +247,8 @@ impl CallObject {
         }
         let Ok(text) = serde_json::from_str::<String>(&self.written) else { return false };
         if self.field == Field::Name {
-            if text.is_empty() {
+            let is_known = |tools: &Arc<[CallableTool]>| tools.is_empty() || tools.iter().any(|tool| tool.name == text);
+            if text.is_empty() || !self.bare.as_ref().is_none_or(is_known) {
                 return false;
             }
             self.name = Some(text);
@@ -256,7 +275,9 @@ impl CallObject {
     }
 
     fn close(&mut self, out: &mut Pieces) -> CallVerdict {
-        let Some(name) = self.name.as_deref() else { return CallVerdict::Bad };
+        let Some(name) = self.name.as_deref().filter(|_| self.bare.is_none() || self.has_arguments) else {
+            return CallVerdict::Bad;
+        };
         if !self.announced {
             out.call_start(name, self.id.take());
             out.call_arguments("{}");

@@ -24,7 +24,7 @@ pub(super) static FORMAT: Format = Format {
     names: &["harmony", "openai", "gpt_oss", "gpt-oss"],
     shown_by,
     marks: &MARKS,
-    make: Make::Own(|| Box::new(Harmony::new(true, true, false))),
+    make: Make::Own(|_| Box::new(Harmony::new(true, true, false))),
     calls: Calls::Own(grammar),
 };
 

@@ -14,7 +14,7 @@ pub(super) static FORMAT: Format = Format {
     names: &["hermes", "qwen", "qwen25", "granite4"],
     shown_by,
     marks: &MARKS,
-    make: Make::Own(|| Box::new(Hermes::new())),
+    make: Make::Own(|_| Box::new(Hermes::new())),
     calls: Calls::Shape(&SHAPE),
 };
 

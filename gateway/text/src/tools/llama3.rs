@@ -1,9 +1,14 @@
 //! Llama 3.1 to 3.3 format: the whole answer is one call or several, `{"name": …, "parameters": …}`, with `;`, `,` or
 //! blanks between them, sometimes after `<|python_tag|>`, or between Llama 4's `<|python_start|>` and `<|python_end|>`.
 //! An answer that begins otherwise is text to its end.
+//!
+//! No mark tells a call from an answer in JSON. So an object counts only with the name of a function of the request, and with arguments or
+//! parameters.
+
+use std::sync::Arc;
 
 use super::{
-    Calls, Format, Make, ToolFormat, ToolParser,
+    CallableTool, Calls, Format, Make, ToolFormat, ToolParser,
     call::{CallObject, CallVerdict},
     grammar::{Begin, Shape},
     marks::Marks,
@@ -15,7 +20,7 @@ pub(super) static FORMAT: Format = Format {
     names: &["llama3_json", "llama4_json", "llama3"],
     shown_by,
     marks: &MARKS,
-    make: Make::Own(|| Box::new(Llama3::new())),
+    make: Make::Own(|tools| Box::new(Llama3::new(tools))),
     calls: Calls::Shape(&SHAPE),
 };
 
@@ -40,6 +45,7 @@ enum At {
 /// Parser of tool calls in the format of Llama 3, for the text of one answer.
 #[derive(Debug)]
 pub(crate) struct Llama3 {
+    tools: Arc<[CallableTool]>,
     at: At,
     marks: Marks,
     held: String,
@@ -47,8 +53,9 @@ pub(crate) struct Llama3 {
 }
 
 impl Llama3 {
-    pub(crate) fn new() -> Self {
-        Self { at: At::Between, marks: Marks::new(&MARKS), held: String::new(), calls: false }
+    /// Creates a parser for the functions of a request; with none, every name counts.
+    pub(crate) fn new(tools: &Arc<[CallableTool]>) -> Self {
+        Self { tools: tools.clone(), at: At::Between, marks: Marks::new(&MARKS), held: String::new(), calls: false }
     }
 
     fn between(&mut self, offset: usize, c: char, out: &mut Pieces) {
@@ -58,7 +65,7 @@ impl Llama3 {
                 return;
             }
             if c == '{' {
-                self.at = At::Call(CallObject::new());
+                self.at = At::Call(CallObject::bare(&self.tools));
                 return self.call(offset, c, out);
             }
         }
@@ -129,7 +136,10 @@ pub(super) const SHAPE: Shape = Shape {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ToolFormat::Llama3Json, tests::check};
+    use super::super::{
+        ToolFormat::Llama3Json,
+        tests::{check, check_unnamed},
+    };
 
     #[test]
     fn an_answer_that_is_calls() {
@@ -148,6 +158,33 @@ mod tests {
         for text in ["Hello {}", r#"{"a": 1}"#, "<|python", "  ", "<|python_tag|>print(1)", r#"{"name": "f""#] {
             check(Llama3Json, text, text, &[]);
         }
+        for text in [
+            r#"{"name": "Bob", "age": 3}"#,
+            r#"{"age": 3, "name": "Bob"}"#,
+            r#"{"name": "Bob", "parameters": {"a": 1}}"#,
+            r#"{"parameters": {"a": 1}, "name": "Bob"}"#,
+            r#"{"name": "Bob", "arguments": "{\"a\": 1}"}"#,
+            r#"{"arguments": "{\"a\": 1}", "name": "Bob"}"#,
+            r#"{"name": "f", "age": 3}"#,
+            r#"{"age": 3, "name": "f"}"#,
+            r#"{"name": "f"}"#,
+            r#" {"name": "Bob"}; {"name": "f", "parameters": {}}"#,
+            r#"<|python_tag|>{"name": "Bob"}"#,
+        ] {
+            check(Llama3Json, text, text, &[]);
+        }
+        let one = r#"{"name": "f", "parameters": {}}"#;
+        check(
+            Llama3Json,
+            &format!(r#"{one}; {{"name": "Bob", "age": 3}}"#),
+            r#"; {"name": "Bob", "age": 3}"#,
+            &[("f", "{}")],
+        );
+        check(Llama3Json, r#"{"name": "f", "parameters": null}"#, "", &[("f", "{}")]);
+        // Without the request's functions no name is known to be wrong.
+        check_unnamed(Llama3Json, r#"{"name": "Bob", "parameters": {"a": 1}}"#, "", &[("Bob", r#"{"a": 1}"#)]);
+        let text = r#"{"name": "Bob", "age": 3}"#;
+        check_unnamed(Llama3Json, text, text, &[]);
         let llama4 = r#"<|python_start|>{"name": "f", "parameters": {}}<|python_end|>"#;
         check(Llama3Json, llama4, "", &[("f", "{}")]);
         check(Llama3Json, r#"{"name": "f", "parameters": {}} done"#, " done", &[("f", "{}")]);

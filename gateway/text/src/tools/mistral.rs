@@ -15,7 +15,7 @@ pub(super) static FORMAT: Format = Format {
     names: &["mistral"],
     shown_by,
     marks: &MARKS,
-    make: Make::Own(|| Box::new(Mistral::new())),
+    make: Make::Own(|_| Box::new(Mistral::new())),
     calls: Calls::Own(grammar),
 };
 

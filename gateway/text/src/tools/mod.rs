@@ -99,8 +99,8 @@ pub(crate) struct Signs<'a> {
 enum Make {
     /// A format with marks, by its table.
     Framed(&'static Frame),
-    /// A format with a reader of its own.
-    Own(fn() -> Box<dyn ToolParser>),
+    /// A format with a reader of its own, which is made for the functions of the request.
+    Own(fn(&Arc<[CallableTool]>) -> Box<dyn ToolParser>),
 }
 
 struct Format {
@@ -182,7 +182,7 @@ impl ToolFormat {
     pub(crate) fn parser(self, tools: &Arc<[CallableTool]>) -> Box<dyn ToolParser> {
         match &self.entry().make {
             Make::Framed(frame) => Box::new(Framed::new(frame, tools.clone())),
-            Make::Own(make) => make(),
+            Make::Own(make) => make(tools),
         }
     }
 
@@ -312,6 +312,13 @@ pub(crate) mod tests {
     #[track_caller]
     pub(crate) fn check(format: ToolFormat, text: &str, content: &str, calls: &[(&str, &str)]) {
         assert_eq!(parse(format, text), Answer { text: content.into(), calls: complete(calls) }, "{text}");
+    }
+
+    /// Checks an answer to a request whose functions are not known.
+    #[track_caller]
+    pub(crate) fn check_unnamed(format: ToolFormat, text: &str, content: &str, calls: &[(&str, &str)]) {
+        let want = Answer { text: content.into(), calls: complete(calls) };
+        assert_eq!(parse_with(format, &Arc::from([]), text), want, "{text}");
     }
 
     /// Checks the arguments of the only call, of the function `f` with the given parameters; none if they are empty,

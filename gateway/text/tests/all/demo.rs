@@ -113,14 +113,40 @@ fn templates_open_reasoning() {
     assert!(made.opens_reasoning && made.text.ends_with("<think>\nI ad"), "{}", made.text);
 }
 
+/// The demo model with another template.
+fn with_template(template: &'static str) -> TextModel {
+    let tokenizer_json = std::fs::read(dir().join("tokenizer.json")).unwrap().into();
+    let chat_template_jinja = Some(template.as_bytes().into());
+    TextModel::load(&TextFiles { tokenizer_json, chat_template_jinja, ..TextFiles::default() }).unwrap()
+}
+
+#[test]
+fn marks_in_other_messages_open_no_reasoning() {
+    // The template writes no mark, so that marks in messages are no control tokens.
+    let model = with_template(
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}",
+    );
+    let opens = |system: &str, user: &str, last: &str| {
+        let messages = [(Role::System, system), (Role::User, user), (Role::Assistant, last)];
+        let mut chat = request(messages.map(|(role, text)| message(role, text)).to_vec());
+        (chat.add_generation_prompt, chat.continue_final_message) = (false, true);
+        let made = model.chat_prompt(&chat, 0).unwrap();
+        assert!(made.text.ends_with(&format!("[assistant] {last}")), "{}", made.text);
+        made.opens_reasoning
+    };
+    assert!(!opens("do not use <think> tags", "hi", "The"));
+    assert!(!opens("", "what is <think>?", "It is"));
+    assert!(opens("</think>", "</think>", "<think>It is"));
+    assert!(!opens("", "<think>", "<think>It is</think>It"));
+    let mut chat = request(vec![message(Role::User, "say <think>")]);
+    assert!(!model.chat_prompt(&chat, 0).unwrap().opens_reasoning);
+    chat.messages[0].content = Some("<think> or not".into());
+    assert!(!model.chat_prompt(&chat, 0).unwrap().opens_reasoning);
+}
+
 #[test]
 fn templates_that_read_it_are_told_the_verbosity() {
-    let with = |template: &'static str| {
-        let tokenizer_json = std::fs::read(dir().join("tokenizer.json")).unwrap().into();
-        let chat_template_jinja = Some(template.as_bytes().into());
-        TextModel::load(&TextFiles { tokenizer_json, chat_template_jinja, ..TextFiles::default() }).unwrap()
-    };
-    let reads = with("{{ verbosity | default('none') }}: {{ messages[0].content }}");
+    let reads = with_template("{{ verbosity | default('none') }}: {{ messages[0].content }}");
     let mut chat = request(vec![message(Role::User, "hi")]);
     assert_eq!(reads.chat_prompt(&chat, 0).unwrap().text, "none: hi");
     chat.verbosity = Some(penstock_types::request::Verbosity::Low);
