@@ -1,15 +1,17 @@
 //! Constrained output: the grammar of a request, and where in it each choice is.
 //!
 //! One idea: everything here is a function of the request and the output tokens so far. A choice that is resumed, moved
-//! or preempted replays its output and is where it was. The output is free until the guide's opening run of tokens has
-//! occurred, then each token is either forced by the grammar or drawn under its mask. A choice ends when its grammar is
+//! or preempted replays its output and is where it was. The output is free until the guide's mark has occurred (see
+//! `mark.rs`), and cannot end before; then each token is either forced by the grammar or drawn under its mask. A choice ends when its grammar is
 //! satisfied and nothing may follow.
 
 use crate::limits::Refusal;
+use crate::mark::Mark;
 use crate::params::Params;
 use penstock_grammar::{Grammar, GrammarError, Grammars, Kind, MatchError, Matcher, Source};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{Guide, GuideKind, GuideState};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most tokens of [`Guide::begins_after`].
@@ -32,7 +34,8 @@ pub fn source(guide: &Guide) -> Option<Source> {
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     grammar: Grammar,
-    begins_after: Vec<u32>,
+    /// Mark behind which the grammar begins; `None`: at once.
+    mark: Option<Arc<Mark>>,
     /// Stop tokens that no text contains: allowed where the grammar is satisfied.
     ends: Vec<u32>,
 }
@@ -51,8 +54,10 @@ impl Rule {
             message: format!("grammar: {error}"),
         })?;
         let vocabulary = grammars.vocabulary();
-        let ends = stop_tokens.iter().copied().filter(|token| vocabulary.is_special(*token)).collect();
-        Ok(Self { grammar, begins_after: guide.begins_after, ends })
+        let ends: Vec<u32> = stop_tokens.iter().copied().filter(|token| vocabulary.is_special(*token)).collect();
+        let begins_after = Some(guide.begins_after).filter(|tokens| !tokens.is_empty());
+        let mark = begins_after.map(|tokens| Arc::new(Mark::new(Arc::clone(vocabulary), tokens, &ends)));
+        Ok(Self { grammar, mark, ends })
     }
 
     /// Id of the vocabulary and the rules over it.
@@ -64,7 +69,7 @@ impl Rule {
 /// What comes next in a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Any token: the grammar has not begun.
+    /// Any token that is free in front of the mark: the grammar has not begun.
     Free,
     /// This token, whatever the model says.
     Forced(u32),
@@ -88,6 +93,8 @@ pub(crate) struct Guided {
     rule: Rule,
     /// Matcher of the text since the grammar began.
     matcher: Option<Box<Matcher>>,
+    /// Number of bytes of the mark that the output ends with, while the grammar has not begun.
+    held: usize,
     next: Next,
     bits: Vec<u32>,
     may_end: bool,
@@ -98,25 +105,28 @@ pub(crate) struct Guided {
 impl Guided {
     /// Place before the first token.
     pub(crate) fn new(rule: &Rule) -> Self {
-        let matcher = rule.begins_after.is_empty().then(|| Box::new(rule.grammar.matcher()));
+        let matcher = rule.mark.is_none().then(|| Box::new(rule.grammar.matcher()));
         let next = match &matcher {
             Some(matcher) if matcher.is_complete() => Next::Complete,
             Some(_) => Next::Masked,
             None => Next::Free,
         };
         let rule = rule.clone();
-        Self { rule, matcher, next, bits: Vec::new(), may_end: false, failed: None }
+        Self { rule, matcher, held: 0, next, bits: Vec::new(), may_end: false, failed: None }
     }
 
     /// Goes on after the last token of `output`, which is not a stop token.
     pub(crate) fn follow(&mut self, output: &[u32]) {
         let Some(token) = output.last().filter(|_| self.failed.is_none()) else { return };
         match &mut self.matcher {
-            None if output.ends_with(&self.rule.begins_after) => {
+            None => {
+                let begins = self.rule.mark.as_ref().is_none_or(|mark| mark.follow(&mut self.held, output));
+                if !begins {
+                    return;
+                }
                 self.matcher = Some(Box::new(self.rule.grammar.matcher()));
                 self.next = Next::Masked;
             }
-            None => return,
             Some(matcher) => {
                 self.failed = matcher.consume(*token).err();
                 self.next = Next::Masked;
@@ -147,7 +157,7 @@ impl Guided {
     pub(crate) fn takes(&mut self, token: u32) -> bool {
         match &mut self.matcher {
             _ if self.failed.is_some() || self.next == Next::Complete => false,
-            None => true,
+            None => self.rule.mark.as_ref().is_none_or(|mark| mark.is_free(self.held, token)),
             Some(matcher) => matcher.takes(token),
         }
     }
@@ -178,13 +188,18 @@ impl Guided {
         }
     }
 
-    /// Result of [`Self::mask`]. `is_early`: the output may not end here, whatever the grammar says.
+    /// Tokens that may be drawn next: the result of [`Self::mask`], or those that are free in front of the mark; `None` where nothing is drawn.
+    /// `is_early`: the output may not end here, whatever the grammar says.
     pub(crate) fn allowed(&self, is_early: bool) -> Result<Option<Allowed<'_>>, MatchError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let ends: &[u32] = if self.may_end && !is_early { &self.rule.ends } else { &[] };
-        Ok((self.next == Next::Masked).then_some(Allowed { bits: &self.bits, ends }))
+        Ok(match (self.next, &self.rule.mark) {
+            (Next::Free, Some(mark)) => Some(Allowed { bits: mark.free(self.held), ends: &[] }),
+            (Next::Masked, _) => Some(Allowed { bits: &self.bits, ends }),
+            _ => None,
+        })
     }
 
     /// Returns true if the grammar is satisfied by the output so far, as the last mask found.

@@ -12,7 +12,7 @@
 //! - `draw.rs`: from a sampled row to a token or a vector
 //! - `lookup.rs`: draft tokens copied from earlier in the text
 //! - `sampler.rs`, `filter.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
-//! - `guide.rs`: output that follows a grammar
+//! - `guide.rs`: output that follows a grammar; `mark.rs`: the text in front of it
 //! - `stats.rs`: load in seconds, credits
 //! - `transfer.rs`: KV that comes from and goes to other engines
 //! - `output.rs`: what the gateway gets of a step
@@ -38,6 +38,7 @@ mod guide;
 mod limits;
 mod logits;
 mod lookup;
+mod mark;
 pub mod measure;
 mod model_config;
 pub mod models;

@@ -56,4 +56,4 @@ pub use source::{Source, TEXT_BYTES_MAX};
 pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
 
 /// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.
-pub const VERSION: &str = "llguidance-1.9.1+6";
+pub const VERSION: &str = "llguidance-1.9.1+7";

@@ -11,8 +11,9 @@ pub struct Guide {
     /// Text of the grammar.
     #[prost(string, tag = "2")]
     pub text: String,
-    /// Tokens after whose first occurrence in the output, as one run, the grammar begins; the output is free before.
-    /// For a model that thinks first: its closing mark. Empty means at once.
+    /// Tokens whose text is the mark behind which the grammar begins; the output is free before, but does not end there.
+    /// For a model that thinks first: its closing mark. The first place where the output has that text counts, in whichever tokens.
+    /// Empty means at once.
     #[prost(uint32, repeated, tag = "3")]
     pub begins_after: Vec<u32>,
 }

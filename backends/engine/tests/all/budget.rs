@@ -2,8 +2,8 @@
 //! company, before and inside of a grammar, jumped over or computed one by one.
 
 use crate::guided::{
-    Answers, SCHEMA, TABLE, Told, after, alone, check_cuts, drawn_elsewhere, engine, engine_with, guide, request, run,
-    sampling, take, text,
+    Answers, SCHEMA, Told, after, alone, check_cuts, drawn_elsewhere, engine, engine_with, guide, request, run,
+    sampling, take, text, token,
 };
 use penstock_engine::EngineConfig;
 use penstock_proto::ErrorKind;
@@ -14,11 +14,6 @@ use penstock_proto::transfer::First;
 use std::time::Duration;
 
 const MARK: &str = "</think>";
-
-/// Token of a text.
-fn token(text: &str) -> u32 {
-    (0..TABLE.count()).find(|id| TABLE.token(*id) == text.as_bytes()).expect("a token of this text")
-}
 
 /// Budget of an answer that begins inside its reasoning. A run of several tokens closes it.
 fn budget(tokens: u32) -> ReasoningBudget {

@@ -320,21 +320,88 @@ fn ends_keep_their_meaning_inside_of_forced_text() {
 
 #[test]
 fn thinking_is_free_until_its_mark() {
-    // The mark is whatever the model says third.
-    let free = alone(&request(6, None));
-    let mark = vec![free.tokens[2], free.tokens[3]];
-    let begins = Guide { begins_after: mark, ..schema().expect("set") };
-    let told = alone(&request(6, Some(begins.clone())));
-    assert_eq!(told.tokens[..4], free.tokens[..4]);
-    let answer = Told { tokens: told.tokens[4..].to_vec(), finish: None };
-    assert!(serde_json::from_str::<serde_json::Value>(&text(&answer)).is_ok(), "{}", text(&answer));
-    for cut in 0..=told.tokens.len() {
-        let whole = request(6, Some(begins.clone()));
-        let rest = run(&mut engine(), vec![after(&whole, &told, cut)]).remove(&(6, 0)).expect("one answer");
-        assert_eq!(rest.tokens, told.tokens[cut..], "cut at {cut}");
+    // A model that says neither an end nor the mark by itself.
+    let mark = ["</think>", "\n"].map(token);
+    let silent: Vec<(u32, f32)> = ends().into_iter().chain([mark[0]]).map(|token| (token, -10_000.0)).collect();
+    let mut asked = thinking(6, schema(), &silent);
+    asked.grammar.as_mut().expect("set").begins_after = mark.to_vec();
+    let free = alone(&Generate { grammar: None, ..asked.clone() });
+    assert_eq!(alone(&asked), free, "until the mark");
+    check_cuts(vec![asked.clone()]);
+    let begun = [&free.tokens[..4], &mark].concat();
+    let behind = |output: &[u32]| {
+        let choices = vec![ChoiceStart { index: 0, emitted: output.to_vec() }];
+        run(&mut engine(), vec![Generate { choices, ..asked.clone() }]).remove(&(6, 0)).expect("one answer").tokens
+    };
+    let answer = behind(&begun);
+    assert!(is_json(&answer), "{answer:?}");
+    let whole = [begun, answer].concat();
+    for cut in 6..=whole.len() {
+        assert_eq!(behind(&whole[..cut]), whole[cut..], "cut at {cut}");
     }
-    let never = Guide { begins_after: vec![1, 2, 3, 4], ..schema().expect("set") };
-    assert_eq!(alone(&request(6, Some(never))).tokens, free.tokens);
+}
+
+/// Token of the demo model with this text.
+pub(crate) fn token(text: &str) -> u32 {
+    (0..TABLE.count()).find(|id| TABLE.token(*id) == text.as_bytes()).expect("one of its tokens")
+}
+
+/// A request whose grammar begins behind `</think>`.
+fn thinking(number: u64, grammar: Option<Guide>, biases: &[(u32, f32)]) -> Generate {
+    let mut thinking = request(number, grammar.map(|guide| Guide { begins_after: vec![token("</think>")], ..guide }));
+    let biases = biases.iter().map(|(token, bias)| LogitBias { token: *token, bias: *bias });
+    thinking.sampling.as_mut().expect("set").logit_bias = biases.collect();
+    thinking
+}
+
+fn is_json(tokens: &[u32]) -> bool {
+    let told = Told { tokens: tokens.iter().copied().filter(|id| !ends().contains(id)).collect(), finish: None };
+    serde_json::from_str::<serde_json::Value>(&text(&told)).is_ok()
+}
+
+#[test]
+fn no_thinking_ends_the_output() {
+    let eager: Vec<(u32, f32)> = ends().into_iter().map(|token| (token, 100.0)).collect();
+    let told = alone(&thinking(6, schema(), &eager));
+    let mark = token("</think>");
+    let thought = told.tokens.iter().position(|id| *id == mark).unwrap_or(told.tokens.len());
+    assert!(!told.tokens[..thought].iter().any(|id| ends().contains(id)), "{}", text(&told));
+    assert!(thought < told.tokens.len() || reason(&told) == FinishReason::Length, "{}", text(&told));
+    // The mark is the next that it says, and the answer behind it is whole.
+    let eager = [&eager[..], &[(mark, 90.0)]].concat();
+    let asked = thinking(6, schema(), &eager);
+    let told = alone(&asked);
+    assert_eq!((told.tokens[0], reason(&told)), (mark, FinishReason::Stop));
+    assert!(is_json(&told.tokens[1..]), "{}", text(&told));
+    check_cuts(vec![asked]);
+    // An end token that is the mark itself ends the output as the client asks.
+    let mut stopped = thinking(6, schema(), &[(mark, 100.0)]);
+    stopped.sampling.as_mut().expect("set").stop_tokens.push(mark);
+    assert_eq!(alone(&stopped).finish.expect("ended").stop_token, Some(mark));
+}
+
+#[test]
+fn a_mark_in_other_tokens_begins_the_form() {
+    let pieces = ["</", "think", ">"].map(token);
+    let mut spelled = thinking(6, guide(GuideKind::Regex, ">{3}"), &[]);
+    let sampling = Sampling { top_p: 1.0, allowed_tokens: pieces.to_vec(), ..sampling(300, 100.0) };
+    spelled.sampling = Some(sampling);
+    let told = alone(&spelled);
+    assert_eq!(reason(&told), FinishReason::Stop, "{}", text(&told));
+    assert!(told.tokens.len() >= 6 && text(&told).ends_with("</think>>>>"), "{}", text(&told));
+    assert_eq!(text(&told).matches("</think>").count(), 1, "the first one counts");
+    check_cuts(vec![spelled]);
+}
+
+#[test]
+fn no_token_goes_on_behind_the_mark_that_it_completes() {
+    let passing = [">,", ">}\n", "></"].map(|text| (token(text), 100.0));
+    let breaks = token(">\n\n");
+    let mut asked = thinking(6, schema(), &[&passing[..], &[(breaks, 90.0)]].concat());
+    asked.choices[0].emitted = ["</", "think"].map(token).to_vec();
+    let told = run(&mut engine(), vec![asked]).remove(&(6, 0)).expect("one answer");
+    assert_eq!(told.tokens[0], breaks, "{}", text(&told));
+    assert!(is_json(&told.tokens[1..]), "{}", text(&told));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! the request asks for and wherever it is cut, and drafts that stand save steps.
 
 use crate::common::{cpu, repository};
-use crate::guided::{GRAMMARS, ends, guide, schema};
+use crate::guided::{GRAMMARS, ends, guide, schema, token as mark};
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::random::philox4x32;
@@ -10,8 +10,8 @@ use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_kernels::cpu::Path;
 use penstock_kernels::{Held, KvFormat, Limits};
 use penstock_proto::frames::{
-    BadWord, ChoiceStart, Finish, Generate, GuideKind, KvEvent, LogitBias, ReasoningBudget, Sampling, TokenLogprobs,
-    Window,
+    BadWord, ChoiceStart, Finish, Generate, Guide, GuideKind, KvEvent, LogitBias, ReasoningBudget, Sampling,
+    TokenLogprobs, Window,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -102,6 +102,7 @@ fn request(number: u64, prompts: &[Vec<u32>]) -> Generate {
     let grammar = match dice.below(8) {
         0 => schema(),
         1 => guide(GuideKind::Regex, r"((the number is [0-9]{2}, ){3,6}end)"),
+        2 => schema().map(|guide| Guide { begins_after: vec![mark(",")], ..guide }),
         _ => None,
     };
     let reasoning = dice.one_in(8).then(|| ReasoningBudget {
