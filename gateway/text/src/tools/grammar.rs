@@ -393,6 +393,15 @@ impl<'a> Lark<'a> {
         format!("{} {arguments} {}", quoted(&head), quoted("}"))
     }
 
+    /// [`Self::object`] in the lexemes of JSON, for a format without a mark in front of the object. Beside an answer in JSON a lexeme of several of them would keep
+    /// the answer from beginning: the lexer does not go back when the text goes on otherwise.
+    pub(super) fn object_in_lexemes(&mut self, tool: &CallableTool, key: &str) -> String {
+        let arguments = self.arguments(tool);
+        let (name, key) = (Value::from(tool.name.as_str()).to_string(), Value::from(key).to_string());
+        let head = ["{", "\"name\"", ": ", &name, ", ", &key, ": "].map(quoted).join(" ");
+        format!("{head} {arguments} {}", quoted("}"))
+    }
+
     /// Members of an object or call in the order of the schema, `separator` between them; those that are not required
     /// may be absent.
     pub(super) fn members(&mut self, members: &[(String, bool)], separator: &str) -> String {

@@ -131,7 +131,7 @@ pub(super) const SHAPE: Shape = Shape {
     first: "",
     next: "; ",
     close: "",
-    call: |lark, tool| Some(lark.object(tool, "parameters")),
+    call: |lark, tool| Some(lark.object_in_lexemes(tool, "parameters")),
 };
 
 #[cfg(test)]

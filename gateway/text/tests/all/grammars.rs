@@ -7,11 +7,11 @@ use llguidance::{
     api::TopLevelGrammar,
     toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie},
 };
-use penstock_text::{CallDemand, CallRule, CallableTool, ReasoningPart, TextModel};
+use penstock_text::{CallDemand, CallRule, CallableTool, ContentForm, ReasoningPart, TextModel};
 use serde_json::{Value, json};
 
 use crate::{
-    calls::{Answer, decode},
+    calls::{Answer, bytes, decode},
     families::{END, FAMILIES},
 };
 
@@ -256,6 +256,35 @@ fn text_goes_on_until_a_call_begins() {
     check_rule(&CallRule::default(), &ALL, |_| true);
     let rule = CallRule { parallel: false, ..CallRule::default() };
     check_rule(&rule, &ALL, |answer| answer.calls.len() <= 1);
+}
+
+/// An answer in the request's form is text beside tools, also where it looks like a call.
+#[test]
+fn an_answer_of_the_form_is_text_beside_tools() {
+    let schema = json!({
+        "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"],
+        "additionalProperties": false,
+    });
+    let rule = CallRule { content: ContentForm::Json { schema, strict: true }, ..CallRule::default() };
+    let (tools, mut seen) = (tools(), Vec::new());
+    for family in &FAMILIES {
+        let (model, name) = (family.model(), family.format.name());
+        let Some(grammar) = model.answer_grammar(&tools, &rule) else { continue };
+        let matcher = Matcher::new(factory(&model).create_parser(TopLevelGrammar::from_lark(grammar)));
+        // The last is named as a tool is.
+        for text in [r#"{"name":"Bob","age":3}"#, r#"{"name":"search","age":3}"#] {
+            let (mut matcher, ids) = (matcher.deep_clone(), bytes(text));
+            if ids.iter().all(|&id| matcher.consume_token(id).is_ok()) && matcher.is_accepting().is_ok_and(|is| is) {
+                assert_eq!(
+                    decode(&model, &tools, &ids),
+                    Answer { content: text.into(), ..Answer::default() },
+                    "{name}"
+                );
+                seen.push(name);
+            }
+        }
+    }
+    assert!(seen.contains(&"llama3_json") && seen.len() > 30, "{seen:?}");
 }
 
 /// Arguments in JSON have the blanks that a family's templates write; gpt-oss writes none.
