@@ -88,7 +88,7 @@ async fn a_batch_whose_cancellation_is_lost_goes_on() {
 #[tokio::test]
 async fn entries_that_a_budget_needs_outlive_ledger_days() {
     let days = "[store]\nledger_days = 1\n".to_owned();
-    let month = "[[limits]]\nid = \"it\"\nfor = \"everyone\"\nby = \"all\"\nusd_per_month = 5.0\n";
+    let month = "[[limits]]\nid = \"it\"\nfor = \"everyone\"\nby = \"all\"\nrequests_per_month = 5\n";
     let begin = penstock_govern::began(unix_seconds() * 1000).1 / 1000;
     // A day is left for gateways whose clocks differ.
     let (old, needed) = (begin - 86_401, begin - 86_399);
