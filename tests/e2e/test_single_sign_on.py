@@ -1,5 +1,6 @@
 """Tokens of an identity provider, from its login to an answer; certificates of clients."""
 
+import signal
 import sqlite3
 import ssl
 import subprocess
@@ -152,6 +153,8 @@ def certificate_of(folder, signer, name: str, alternative: str | None):
 @pytest.mark.parametrize("demand", ["optional", "required"])
 def test_a_certificate_is_a_key(tmp_path, demand):
     ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
+    clients = tmp_path / "clients.pem"
+    clients.write_bytes(ours[1].read_bytes())
     server = certificate_of(tmp_path, ours, "server", "IP:127.0.0.1")
     search = certificate_of(tmp_path, ours, "search", "URI:spiffe://example.com/search/blue")
     plain = certificate_of(tmp_path, ours, "plain-name", None)
@@ -161,7 +164,7 @@ def test_a_certificate_is_a_key(tmp_path, demand):
 [server.tls]
 certificate = "{server[1]}"
 key = "{server[0]}"
-client_ca = "{ours[1]}"
+client_ca = "{clients}"
 client_auth = "{demand}"
 [[keys]]
 id = "search"
@@ -214,5 +217,15 @@ key_env = "PLAIN_KEY"
         else:
             assert ask(None) == 401 and ask(None, key="pk-plain") == 200
         wait_until(lambda: '"key":"search"' in gateway.log(), "the access log says who it was")
+
+        clients.write_bytes(theirs[1].read_bytes())
+        gateway.process.send_signal(signal.SIGHUP)
+        wait_until(
+            lambda: "changed authorities of client certificates in use" in gateway.log(), "the file is read again"
+        )
+        for http2 in (False, True):
+            assert ask(forged, http2) == 200, "vouched for by now"
+            with pytest.raises(httpx.TransportError):
+                ask(search, http2)
     finally:
         gateway.stop()
