@@ -124,17 +124,21 @@ impl AtStart {
         }
     }
 
-    /// Reads what is missing. One that fails or takes longer than `allowed` does not keep the others back.
+    /// Settles the entries of dead processes, and then reads what is missing: a sum that fails or takes longer than `allowed`
+    /// does not keep the others back.
     async fn attempt(&self, allowed: Duration) -> Result<(), StoreError> {
         if !self.progress().has_orphans {
-            let settled = StoreError::in_time(allowed, self.settle_orphans()).await?;
+            let began = Instant::now();
+            let settled = StoreError::in_time(allowed, self.settle_orphans()).await.inspect_err(|error| {
+                self.progress().late += u32::from(is_late(error, began, allowed));
+            })?;
             if let Some(governor) = self.governor.upgrade() {
                 governor.assumed.fetch_add(settled, Ordering::Relaxed);
             }
             self.progress().has_orphans = true;
         }
         let mut known = Known::new(self.keys.as_ref());
-        let (mut outcome, mut is_late) = (Ok(()), false);
+        let (mut outcome, mut has_late) = (Ok(()), false);
         for part in parts(&self.in_force) {
             let name = (part.limit.id.clone(), part.span);
             if self.progress().done.contains(&name) {
@@ -153,13 +157,12 @@ impl AtStart {
                 // The day or month has ended meanwhile.
                 Ok(()) => outcome = outcome.and(Err(StoreError::Busy)),
                 Err(error) => {
-                    // One that is busy before that does not say that the sums need more time.
-                    is_late |= error == StoreError::Busy && began.elapsed() >= allowed;
+                    has_late |= is_late(&error, began, allowed);
                     outcome = outcome.and(Err(error));
                 }
             }
         }
-        self.progress().late += u32::from(is_late);
+        self.progress().late += u32::from(has_late);
         outcome
     }
 
@@ -205,11 +208,21 @@ impl AtStart {
     }
 }
 
+/// Returns true if a question took all the time that it was allowed: one that is busy before does not say that it needs more.
+fn is_late(error: &StoreError, began: Instant, allowed: Duration) -> bool {
+    *error == StoreError::Busy && began.elapsed() >= allowed
+}
+
 impl Governor {
+    /// Returns true if a limit counts from zero until the ledger is read: a process that took over these counters would never
+    /// read the rest.
+    pub fn is_reading(&self) -> bool {
+        !self.unread.load().is_empty() && self.shared.get().is_none()
+    }
+
     /// Returns true if what a limit counts in a day or month is not read from the ledger yet, and no other store counts it.
     pub(super) fn is_unread(&self, limit: &str) -> bool {
-        let unread = self.unread.load();
-        !unread.is_empty() && self.shared.get().is_none() && unread.contains(limit)
+        self.is_reading() && self.unread.load().contains(limit)
     }
 }
 
@@ -250,12 +263,14 @@ mod tests {
         assert_eq!(began.elapsed().as_secs(), SUMMED_MAX.as_secs());
         assert_eq!((used(&governor, "a"), governor.is_unread("a")), (5, false));
         assert_eq!((used(&governor, "b"), governor.is_unread("b")), (0, true));
+        assert!(governor.is_reading(), "nobody may take the counters over");
         // A request is let in meanwhile, as an open limit does it.
         let (id, measure) = ("b".into(), limit("b").measures[0]);
         let claim = Claim { limit: &id, subject: "all", measure, amount: 1, tag: 0 };
         let _held = governor.hold(&[claim]).0.expect("room");
         run.await;
         assert_eq!((used(&governor, "b"), governor.is_unread("b")), (6, false));
+        assert!(!governor.is_reading());
         // The question of before the first request of this process is asked again, without them.
         let tags: Vec<_> = asked(&ledger).into_iter().map(|(tag, _)| tag).collect();
         assert_eq!(tags, [tag("a"), tag("b"), tag("b")]);

@@ -316,14 +316,22 @@ impl Pace {
         own.unwrap_or(self.turn).max(self.turn) + 1
     }
 
-    /// Sends a request, or adds it to the line if its turn comes within `limit`.
+    /// Longest wait of a request: `limit`, or the spacing of two requests for an extra attempt. First attempts go before it
+    /// meanwhile, so that a longer wait would mostly be in vain, and the request can be asked elsewhere.
+    pub fn longest_wait(&self, request: Request, limit: Duration, part: Part) -> Duration {
+        if request.is_extra { limit.min(self.rate(part).apart) } else { limit }
+    }
+
+    /// Sends a request, or adds it to the line if its turn comes within `limit` ([`Pace::longest_wait`]).
     pub fn join(&mut self, request: Request, limit: Duration, part: Part, now: Instant) -> Joined {
+        let limit = self.longest_wait(request, limit, part);
         let is_next = self.is_next(request);
         let wait = match self.at_once(request, part, now) {
             Ok(hold) => return Joined::Go(hold),
             Err(wait) => wait,
         };
-        if wait > limit || (self.line.len() >= LINE_MAX && !self.make_room(request)) {
+        let is_full = self.line.len() >= LINE_MAX;
+        if wait > limit || (is_full && (request.is_extra || !self.make_room(request.asker))) {
             return Joined::Refused(wait);
         }
         if is_next {
@@ -348,26 +356,19 @@ impl Pace {
         self.queue(request, self.turn.saturating_sub(1))
     }
 
-    /// Evicts the newest extra attempt in favour of a first attempt, or else the newest waiter of the client key with the
-    /// most waiters, unless the newcomer's key would then have as many.
-    fn make_room(&mut self, newcomer: Request) -> bool {
-        let extra = self.line.iter().rposition(|waiter| waiter.request.is_extra && !newcomer.is_extra);
-        let Some(at) = extra.or_else(|| self.longest(newcomer)) else { return false };
-        self.line.remove(at).wake.notify_one();
-        true
-    }
-
-    /// Index of the newest waiter of the newcomer's kind, first or extra, of the client key with the most of them; `None`:
-    /// the newcomer's key would have as many.
-    fn longest(&self, newcomer: Request) -> Option<usize> {
+    /// Evicts the newest waiter of the client key with the most waiters, unless the newcomer's key would then have as many.
+    fn make_room(&mut self, newcomer: Asker) -> bool {
         let mut counts = HashMap::new();
-        for waiter in self.line.iter().filter(|waiter| waiter.request.is_extra == newcomer.is_extra) {
+        for waiter in &self.line {
             *counts.entry(waiter.request.asker).or_insert(0_usize) += 1;
         }
-        let own = counts.get(&newcomer.asker).copied().unwrap_or(0);
-        let (asker, count) = counts.into_iter().max_by_key(|(asker, count)| (*count, *asker))?;
-        let at = self.line.iter().rposition(|waiter| waiter.is_in_row(Request { asker, ..newcomer }));
-        at.filter(|_| count > own + 1)
+        let own = counts.get(&newcomer).copied().unwrap_or(0);
+        let most = counts.iter().max_by_key(|(asker, count)| (**count, **asker));
+        let Some(most) = most.filter(|(_, count)| **count > own + 1).map(|(asker, _)| *asker) else { return false };
+        if let Some(at) = self.line.iter().rposition(|waiter| waiter.request.asker == most) {
+            self.line.remove(at).wake.notify_one();
+        }
+        true
     }
 
     fn first(&self) -> Option<usize> {
@@ -509,6 +510,7 @@ impl Pacer {
         limit: Duration,
         together: Option<Together<'_>>,
     ) -> Result<Paced, Duration> {
+        let limit = self.pace().longest_wait(request, limit, part(together));
         let deadline = Instant::now() + limit;
         let joined = self.pace().join(request, limit, part(together), Instant::now());
         let (id, mut wake) = match joined {

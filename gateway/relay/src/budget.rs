@@ -15,8 +15,10 @@ const MAX: f64 = 100.0;
 
 /// Most client keys with a bucket of their own. Beyond that the key that was seen longest ago loses its bucket.
 const OWN_MAX: usize = 1024;
-/// Time without a request after which a client key loses its bucket to one that retries for the first time.
+/// Time without a request after which a client key loses its bucket.
 const IDLE: Duration = Duration::from_secs(60);
+/// Interval at which idle client keys are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
 
 /// Buckets of one model: a retry or hedge takes a token of the model's and one of its client key's.
 #[derive(Debug)]
@@ -25,17 +27,22 @@ pub(crate) struct Budgets {
     model: Budget,
     /// Buckets of the client keys that have retried; another's begins at the model's level, or at [`FLOOR`] if that is more.
     own: HashMap<Asker, Budget>,
+    /// Time at which the idle client keys were last forgotten.
+    swept: Option<Instant>,
 }
 
 impl Budgets {
     /// Budgets of `percent` retries per hundred requests, and one per second.
     pub(crate) fn new(percent: u32) -> Self {
-        Self { percent, model: Budget::new(percent), own: HashMap::new() }
+        Self { percent, model: Budget::new(percent), own: HashMap::new(), swept: None }
     }
 
     /// Adds what time and one request of this client key earn, up to the buckets' capacity.
     pub(crate) fn earn(&mut self, asker: Asker, now: Instant) {
         self.model.earn(now, 1);
+        if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= SWEEP) {
+            self.forget_idle(now);
+        }
         let count = self.own.len();
         if let Some(own) = self.own.get_mut(&asker) {
             own.earn(now, count);
@@ -55,10 +62,15 @@ impl Budgets {
         is_enough && own.spend()
     }
 
-    /// Forgets the client keys that have sent no request for a while, and where the others are too many, the one that was
-    /// seen longest ago.
-    fn make_room(&mut self, now: Instant) {
+    /// Forgets the client keys that have sent no request for a while: they have no share in what time adds.
+    fn forget_idle(&mut self, now: Instant) {
+        self.swept = Some(now);
         self.own.retain(|_, own| own.seen.is_some_and(|seen| now.saturating_duration_since(seen) < IDLE));
+    }
+
+    /// Forgets the idle client keys, and where the others are too many, the one that was seen longest ago.
+    fn make_room(&mut self, now: Instant) {
+        self.forget_idle(now);
         if self.own.len() < OWN_MAX {
             return;
         }
@@ -168,6 +180,25 @@ mod tests {
             }
             assert_eq!(left, asked, "{percent}");
         }
+    }
+
+    /// Keys that were there in an outage and have gone take nothing from one that is still there.
+    #[test]
+    fn who_has_gone_has_no_share_in_what_time_adds() {
+        let (mut budgets, start) = (Budgets::new(0), Instant::now());
+        for key in 0..500 {
+            let asker = Asker::new(&key.to_string(), None);
+            budgets.earn(asker, start);
+            budgets.spend(asker, start);
+        }
+        let (later, stays) = (start + 2 * IDLE, Asker::new("7", None));
+        let mut taken = 0;
+        for second in 0..100 {
+            let now = later + Duration::from_secs(second);
+            budgets.earn(stays, now);
+            taken += usize::from(budgets.spend(stays, now));
+        }
+        assert!(taken >= 99, "one per second: {taken}");
     }
 
     #[test]

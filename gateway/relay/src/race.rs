@@ -336,10 +336,15 @@ impl Race {
                 self.tried &= !(1 << loser.index);
                 self.outlived.take()
             }
-            Role::Retry | Role::Ordinary => self.repeated.map(|before| Lost { next: Cost::Paid, ..before }),
+            Role::Retry | Role::Ordinary => {
+                self.drop_hedges(false, now);
+                self.repeated.map(|before| Lost { next: Cost::Paid, ..before })
+            }
         };
         if self.running.is_empty() {
             self.next = before.map_or(Next::GiveUp, |before| self.after(before, now));
+        } else if loser.role != Role::Hedge {
+            self.outlived = before;
         }
     }
 

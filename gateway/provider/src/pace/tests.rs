@@ -175,30 +175,41 @@ fn an_extra_attempt_leaves_most_of_the_burst_and_of_the_tokens() {
 }
 
 #[test]
-fn extra_attempts_wait_behind_all_others_and_make_room_for_them() {
+fn an_extra_attempt_waits_behind_all_others() {
     let start = Instant::now();
-    let mut pace = pace(600_000, 0, 1, start);
-    while pace.at_once(first(1), Part::Own, start).is_ok() {}
-    let join = |pace: &mut Pace, request| match pace.join(request, seconds(60), Part::Own, start) {
-        Joined::Waits(id, _) => Some(id),
-        Joined::Go(_) => panic!("at once"),
-        Joined::Refused(_) => None,
-    };
-    let extras: Vec<u64> = (0..LINE_MAX).map_while(|_| join(&mut pace, extra(1))).collect();
-    assert_eq!(extras.len(), LINE_MAX);
-    // A key with fewer retries takes the place of one of them; a first attempt of the same key does too.
-    let (other, own) = (join(&mut pace, extra(2)).expect("room"), join(&mut pace, first(1)).expect("room"));
-    let is_out = |pace: &mut Pace, id| matches!(pace.step(id, Part::Own, start), Step::Out);
-    assert_eq!(extras.iter().rev().map_while(|id| is_out(&mut pace, *id).then_some(())).count(), 1);
-    assert!(is_out(&mut pace, other), "the newest extra attempt made room");
-    let mut now = start;
-    while !matches!(pace.step(own, Part::Own, now), Step::Go(_)) {
-        assert!(matches!(pace.step(extras[0], Part::Own, now), Step::Behind));
-        now += MS / 10;
+    let mut pace = pace(40, 0, 1, start);
+    let apart = pace.own.apart;
+    for _ in 0..2 {
+        assert!(pace.at_once(first(1), Part::Own, start).is_ok());
     }
-    let Step::Wait(wait) = pace.step(extras[0], Part::Own, now) else { panic!("it waits for three quarters") };
-    assert!(wait > seconds(4), "{wait:?}");
-    assert!(pace.at_once(first(3), Part::Own, now + MS).is_ok(), "who waits for a spare turn holds up nobody");
+    let Joined::Waits(waits, _) = pace.join(extra(1), seconds(60), Part::Own, start) else { panic!("one is missing") };
+    assert!(pace.at_once(first(2), Part::Own, start).is_ok(), "who waits for a spare turn holds up nobody");
+    assert!(pace.at_once(first(2), Part::Own, start).is_ok());
+    let behind = wait(&mut pace, 2, 60, start).expect("it waits for the next");
+    assert!(matches!(pace.step(waits, Part::Own, start + apart), Step::Behind));
+    assert!(matches!(pace.step(behind, Part::Own, start + apart), Step::Go(_)));
+    let Step::Wait(wait) = pace.step(waits, Part::Own, start + apart) else { panic!("three are missing") };
+    assert!(wait > apart * 2 && wait <= apart * 3, "{wait:?}");
+}
+
+/// However long a request may wait, an extra attempt gives up after one spacing where first attempts go on to come.
+#[test]
+fn an_extra_attempt_waits_for_one_spacing_at_most() {
+    for published in [40, 1000] {
+        let start = Instant::now();
+        let mut pace = pace(published, 0, 1, start);
+        let apart = pace.own.apart;
+        while pace.at_once(first(1), Part::Own, start).is_ok() {}
+        assert!(matches!(pace.join(extra(1), seconds(60), Part::Own, start), Joined::Refused(_)), "{published}");
+        // One request short of what it needs.
+        let needed = (published / 10 * 3).div_ceil(4);
+        let now = start + apart * needed - apart / 2;
+        let Joined::Waits(id, _) = pace.join(extra(1), seconds(60), Part::Own, now) else { panic!("half a spacing") };
+        assert!(pace.at_once(first(1), Part::Own, now).is_ok());
+        let until = now + pace.longest_wait(extra(1), seconds(60), Part::Own);
+        let Step::Wait(wait) = pace.step(id, Part::Own, until - MS) else { panic!("a first attempt was before it") };
+        assert!(until - MS + wait > until, "{published}: it gives up");
+    }
 }
 
 #[test]
@@ -322,21 +333,11 @@ async fn an_extra_attempt_leaves_a_quarter_of_what_gateways_count_together() {
     let together = || Some(Together { counters: &counters, key: "key" });
     let (one, two) = (sixth(2), sixth(2));
     assert!(one.at_once(extra(1), together()).await.is_ok(), "more than a quarter is left");
-    let waits = {
-        let (one, counters) = (one.clone(), counters.clone());
-        tokio::spawn(async move {
-            one.wait(extra(1), seconds(30), Some(Together { counters: &counters, key: "key" })).await.is_ok()
-        })
-    };
     for gateway in [&one, &two] {
         assert!(gateway.at_once(extra(1), together()).await.is_err(), "a quarter is left");
         assert!(gateway.at_once(first(1), together()).await.is_ok(), "it is for first attempts, which go on");
     }
-    let asked = counters.asked.load(Ordering::SeqCst);
-    tokio::time::sleep(AGAIN.0 / 2).await;
-    assert!(counters.asked.load(Ordering::SeqCst) <= asked + 2, "who waits does not ask without a pause");
-    counters.room.store(3000, Ordering::SeqCst);
-    assert!(tokio::time::timeout(seconds(60), waits).await.expect("in time").expect("no panic"));
+    assert!(one.wait(extra(1), seconds(30), together()).await.is_err(), "it does not wait until others leave more");
 }
 
 #[tokio::test]

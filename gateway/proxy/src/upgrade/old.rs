@@ -175,6 +175,10 @@ fn hand_over(
     beside: Option<(String, String)>,
     takes_holds: bool,
 ) -> Result<Receiver<Given>, UpgradeError> {
+    if old.gateway.governor.is_reading() {
+        let why = "the use of limits is not read from the ledger yet, and the new process would count without the rest";
+        return Err(UpgradeError::Refused(why.into()));
+    }
     let (mut names, mut sockets) = old.listeners.copies()?;
     if let Some(lock) = old.state_lock.copy()? {
         names.push(super::lock::NAME.to_owned());

@@ -126,6 +126,7 @@ impl Double {
         let now = self.clock.now();
         let limit = patience(*wait, origin.first_by, origin.deadline, now);
         let request = pace::Request { asker, tokens: 0, is_extra: origin.is_extra };
+        let limit = pace.lock().expect("pace").longest_wait(request, limit, Part::Own);
         let joined = pace.lock().expect("pace").join(request, limit, Part::Own, now);
         let id = match joined {
             Joined::Go(_) => return Ok(()),

@@ -134,6 +134,18 @@ fn a_hedge_without_a_turn_leaves_its_target_to_the_fallback() {
     }
 }
 
+/// The failure that a retry without a turn repeats is kept while a hedge runs, and asks the fallback when the hedge is refused.
+#[test]
+fn a_retry_without_a_turn_beside_a_hedge_leaves_the_failure_before_it() {
+    let hedge_after = Some(Duration::from_millis(50));
+    let rules = ModelConfig { policy: Policy::Order, hedge_after, ..over("ba", "cd") };
+    let world = World::paced(0, four_at_once(5), rules);
+    world.double("b").act(&[DOWN, DOWN, DOWN]);
+    world.double("c").act(&[Act::Refuse(FaultClass::ContentPolicy, 3000, None)]);
+    assert_eq!([world.answer().text, world.answer().text], ["a a", "a a"], "half of the burst is used");
+    assert_eq!(world.answer().story(), "b:error a:rate_limit c:content_policy d:answered");
+}
+
 #[test]
 fn hedges_are_paid_from_the_budget() {
     let world = World::new(ModelConfig { retry_budget_percent: 0, ..hedged() });
