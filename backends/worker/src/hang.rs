@@ -1,14 +1,14 @@
 //! Steps that do not end, though the process answers: a kernel that hangs, a driver that waits for ever.
 //!
-//! Gateways give up a worker in such a step, and kill the processes that are their own. A worker that somebody else runs ends itself, much later, so
-//! that it is started anew. Time is counted in looks of this process: a process that is stopped, or has no CPU, does not look.
+//! Gateways give up a worker in such a step, and kill the processes that are their own. A worker that somebody else runs ends itself, so that it is
+//! started anew. Time is counted in looks of this process: a process that is stopped, or has no CPU, does not look.
 
 use std::time::Duration;
 
 /// Interval of the looks.
 pub(crate) const LOOK: Duration = Duration::from_millis(100);
 
-/// Looks that every step may last: ten minutes. Gateways wait four minutes for a first step, and less for later ones unless steps are long.
+/// Looks that every step may last: ten minutes, as for gateways.
 const LOOKS: u32 = 6000;
 
 /// Multiple of the longest step so far that a step may last in any case; as for gateways.

@@ -60,6 +60,7 @@ use signals::Signals;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Handle, Runtime};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
@@ -161,7 +162,8 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
             () = signals.end() => EXIT,
             Some(order) = drain_orders.recv() => order,
             _ = ticks.tick() => {
-                if config.tiers.is_any() || host.sessions() > 1 {
+                // In a step that lasts, ticks would only fill the queue.
+                if age.seconds() < TICKED_SECONDS && (config.tiers.is_any() || host.sessions() > 1) {
                     // Full: the engine is busy enough, and a tick would add nothing.
                     let _ = commands.try_send(Command::Tick);
                 }
@@ -184,8 +186,12 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
         if exit && host.is_loading() {
             break Ok(());
         }
-        // Err: the thread has ended, which the next round sees.
-        let _ = commands.send(Command::Drain { exit }).await;
+        // A queue that is full, since a step does not end, holds up neither the deadlines nor the look at the step. Err: the thread has ended,
+        // which the next round sees.
+        if let Err(TrySendError::Full(order)) = commands.try_send(Command::Drain { exit }) {
+            let commands = commands.clone();
+            tokio::spawn(async move { commands.send(order).await });
+        }
     };
     accepting.abort();
     serving.into_iter().for_each(|serving| serving.abort());
@@ -193,6 +199,9 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
     tokio::join!(host.flush(FLUSH_DEADLINE), peers.flush(FLUSH_DEADLINE));
     result
 }
+
+/// Age of a step from which the engine thread gets no ticks.
+const TICKED_SECONDS: f64 = 1.0;
 
 /// Order to exit with the worker's own deadline, as by a signal.
 const EXIT: Drain = Drain { exit: true, patience_seconds: 0 };

@@ -151,9 +151,10 @@ pub struct PoolConfig {
     pub suspect_after: Duration,
     /// Silence after which a worker is given up even if no other is ready, or while it loads.
     pub give_up_after: Duration,
-    /// Silence after which a local process is killed and started again; also the least age of a step that does not end for the same, where the
-    /// process answers.
+    /// Silence after which a local process is killed and started again.
     pub kill_after: Duration,
+    /// Least age of a step that does not end for the same, where the process answers: longer than a step of any machine that somebody would wait for.
+    pub hang_after: Duration,
     /// Time without requests after which the only serving worker may be restarted to get its share of the machine.
     pub calm_after: Duration,
     /// Longest step before a worker is suspected; ten times the longest step seen counts if that is more.
@@ -263,6 +264,7 @@ impl PoolConfig {
             suspect_after: Duration::from_secs(2),
             give_up_after: Duration::from_secs(10),
             kill_after: Duration::from_secs(30),
+            hang_after: Duration::from_secs(600),
             calm_after: Duration::from_secs(60),
             step_max: Duration::from_secs(10),
             balance: true,

@@ -263,13 +263,14 @@ impl Member {
         }
     }
 
-    /// Returns true if the worker's process answers and its engine does not come out of a step: for as long as a silent process may live, and as
-    /// a step may take before the worker is given up. The session that waits for the answer counts, and the age of the step in the session
-    /// before; after a pause of both this process and the worker, the age alone says nothing.
+    /// Returns true if the worker's process answers and its engine does not come out of a step: for `hang_after`, and for as long as a step may
+    /// take before the worker is given up. What this gateway knows of the worker's steps may be short beside a prompt of another gateway, so that
+    /// being given up is no reason to kill. The session that waits for the answer counts, and the age of the step in the session before; after a
+    /// pause of both this process and the worker, the age alone says nothing.
     pub(super) fn hangs(&self, config: &PoolConfig, now: Instant) -> bool {
         let Some(since) = self.joining_since else { return false };
         let waited = now.saturating_duration_since(since);
-        let bound = config.kill_after.as_secs_f64().max(GIVE_UP * self.patience(config, 0.0));
+        let bound = config.hang_after.as_secs_f64().max(GIVE_UP * self.patience(config, 0.0));
         waited > config.give_up_after && self.step_age + waited.as_secs_f64() > bound
     }
 
@@ -468,21 +469,21 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_leaves_a_session_unanswered_hangs_after_the_time_of_silent_processes_and_of_long_steps() {
+    fn an_engine_that_leaves_a_session_unanswered_hangs_after_ten_minutes_or_the_time_of_long_steps() {
         let config = PoolConfig::new("a");
         let hangs =
             |member: &Member, since: Instant, seconds| member.hangs(&config, since + Duration::from_secs(seconds));
         // Steps, longest step, age at the end of the session; seconds after which the worker hangs.
         for (steps, step_seconds, age, expected) in [
-            (100, 0.01, 0.0, 30),
-            (100, 0.01, 13.0, 17),
+            (100, 0.01, 0.0, 600),
+            (100, 0.01, 13.0, 587),
             // A pause of the machine counts as age: the engine has the time of a silent worker to answer.
             (100, 0.01, 3600.0, 10),
-            (100, 2.0, 0.0, 80),
-            (100, 2.0, 50.0, 30),
-            (1, 0.01, 41.0, 10),
-            // The first step may take long.
-            (0, 0.0, 0.0, 240),
+            (100, 20.0, 0.0, 800),
+            (100, 20.0, 500.0, 300),
+            // A first prompt may be long beside the step that the worker told, or the first one of all.
+            (1, 0.01, 41.0, 559),
+            (0, 0.0, 0.0, 600),
         ] {
             let (mut member, now) = member(steps, step_seconds, age);
             // Told twice, by this side and by the session.

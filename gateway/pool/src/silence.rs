@@ -120,9 +120,8 @@ mod tests {
         let _far = connect(&mut members, ONE, 1, now);
         members[ONE].end("given up");
         members[ONE].process.iter_mut().for_each(|process| process.is_running = true);
-        // A worker without steps: the first one may take four minutes.
-        let later = now + Duration::from_secs(241);
-        for seconds in 0..=240 {
+        let later = now + Duration::from_secs(601);
+        for seconds in 0..=600 {
             let now = now + Duration::from_secs(seconds);
             assert!(!members.judge(ONE, &config, 0.0, now).kill, "{seconds}");
             members[ONE].loads(Loading::joining(), now);

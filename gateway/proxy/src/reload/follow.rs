@@ -103,6 +103,8 @@ async fn chores(live: Arc<Live>) {
 async fn file(live: Arc<Live>) {
     let Some(path) = live.source.path().map(Path::to_owned) else { return };
     if !live.gateway.serving().config.watch {
+        // What the file has become since this process read it: while an upgrade prepares, the process before takes no change of it.
+        reload(&live, |live| live.reload_changed(&By::new("file"))).await;
         return;
     }
     let seen = Arc::new(Seen::default());

@@ -344,11 +344,15 @@ impl Live {
         let (read, mut state) = self.look();
         match read {
             Ok(text) if text == state.file && !state.file_refused => self.gateway.marks.file(!state.file_unused),
+            // An editor or a mount may be between two steps; what runs goes on.
             Ok(text) if is_emptied(&text, &state.text) => {
+                self.gateway.marks.file(false);
                 tracing::warn!("config file is empty: the config in force stays");
             }
-            // An editor or a mount is between two steps; what runs goes on.
-            Err(reason) => tracing::warn!(reason, "config file cannot be read: the config in force stays"),
+            Err(reason) => {
+                self.gateway.marks.file(false);
+                tracing::warn!(reason, "config file cannot be read: the config in force stays");
+            }
             // The text that was looked at: a moment later the file may be empty, on its way to its next state.
             Ok(text) => {
                 self.gateway.refresh_certificate();

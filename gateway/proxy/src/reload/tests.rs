@@ -510,12 +510,23 @@ fn the_metric_says_whether_a_restart_could_begin_with_the_file() {
     look();
     assert!(is_good());
 
-    fs::remove_file(&bench.file).expect("removed");
-    bench.live.reload(&By::new("signal")).expect_err("there is no file");
-    assert!(!is_good());
+    for by_signal in [true, false] {
+        fs::remove_file(&bench.file).expect("removed");
+        match by_signal {
+            true => drop(bench.live.reload(&By::new("signal")).expect_err("there is no file")),
+            false => look(),
+        }
+        assert!(!is_good());
+        fs::write(&bench.file, named("three")).expect("written");
+        look();
+        assert!(is_good(), "it is back as it was");
+    }
+    fs::write(&bench.file, "").expect("written");
+    look();
+    assert!(!is_good(), "a process that begins with it would have every default");
     fs::write(&bench.file, named("three")).expect("written");
     look();
-    assert!(is_good(), "it is back as it was");
+    assert!(is_good());
 
     // What an admin applies is the file's text, which was refused for a file that it names.
     let key = bench.file.with_file_name("key");

@@ -357,7 +357,7 @@ async fn a_local_worker_that_answers_while_its_step_does_not_end_is_killed_and_i
     let pool = start(&runtime, local(BINARY, &dir, 1, &args), |config| {
         config.step_max = Duration::from_secs(1);
         config.give_up_after = Duration::from_secs(2);
-        config.kill_after = Duration::from_secs(5);
+        config.hang_after = Duration::from_secs(5);
         config.resume_deadline = PATIENCE;
     });
     all_ready(&pool).await;
