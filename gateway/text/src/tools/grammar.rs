@@ -136,8 +136,22 @@ pub(super) enum Begin {
 pub(super) struct Lark<'a> {
     checkpoint: Checkpoint<'a>,
     marks: &'static [&'static str],
+    /// Text behind the keys and behind the members of the answer's form, where that is JSON.
+    separators: [&'static str; 2],
     rules: String,
     count: usize,
+}
+
+/// Separators of JSON with a blank behind each, as models write it.
+const SPACED: [&str; 2] = [": ", ", "];
+
+/// Text behind the keys and behind the members of JSON in this form; [`SPACED`] where the form is no JSON.
+fn separators(form: &ContentForm) -> [&'static str; 2] {
+    match form {
+        ContentForm::Object => [":", ","],
+        ContentForm::Json { schema, .. } if schema[OPTIONS]["item_separator"] != ", " => [":", ","],
+        _ => SPACED,
+    }
 }
 
 /// Grammar of an answer under `rule`; `None` if no tool may be called, or the format cannot hold them to the rule.
@@ -149,6 +163,7 @@ pub(super) fn write(
     rule: &CallRule,
 ) -> Option<String> {
     let mut lark = Lark::new(checkpoint, marks);
+    lark.separators = separators(&rule.content);
     let mut calls = Vec::new();
     for tool in chosen(tools, rule) {
         calls.push((shape.call)(&mut lark, tool)?);
@@ -205,7 +220,7 @@ pub(super) fn chosen<'a>(tools: &'a [CallableTool], rule: &CallRule) -> Vec<&'a 
 
 impl<'a> Lark<'a> {
     pub(super) fn new(checkpoint: Checkpoint<'a>, marks: &'static [&'static str]) -> Self {
-        Self { checkpoint, marks, rules: String::new(), count: 0 }
+        Self { checkpoint, marks, separators: SPACED, rules: String::new(), count: 0 }
     }
 
     /// The whole grammar, with the reasoning where `rule` puts it; `None` if text and reasoning cannot be told apart.
@@ -361,7 +376,7 @@ impl<'a> Lark<'a> {
             ContentForm::Free => None,
             ContentForm::Object => Some(self.compact_json(&json!({ "type": "object" }), false)),
             ContentForm::Json { schema, strict } => {
-                let is_spaced = schema[OPTIONS]["item_separator"] == ", ";
+                let is_spaced = separators(form) == SPACED;
                 Some(self.json_with(schema, *strict, if is_spaced { spaced() } else { json!({}) }))
             }
             ContentForm::Regex(pattern) => Some(self.terminal(&regex(pattern))),
@@ -394,11 +409,13 @@ impl<'a> Lark<'a> {
     }
 
     /// [`Self::object`] in the lexemes of JSON, for a format without a mark in front of the object. Beside an answer in JSON a lexeme of several of them would keep
-    /// the answer from beginning: the lexer does not go back when the text goes on otherwise.
+    /// the answer from beginning: the lexer does not go back when the text goes on otherwise. The head has the answer's own separators, so that no blank
+    /// behind a first key `name` makes a call of the answer.
     pub(super) fn object_in_lexemes(&mut self, tool: &CallableTool, key: &str) -> String {
         let arguments = self.arguments(tool);
         let (name, key) = (Value::from(tool.name.as_str()).to_string(), Value::from(key).to_string());
-        let head = ["{", "\"name\"", ": ", &name, ", ", &key, ": "].map(quoted).join(" ");
+        let [colon, comma] = self.separators;
+        let head = ["{", "\"name\"", colon, &name, comma, &key, colon].map(quoted).join(" ");
         format!("{head} {arguments} {}", quoted("}"))
     }
 

@@ -287,6 +287,36 @@ fn an_answer_of_the_form_is_text_beside_tools() {
     assert!(seen.contains(&"llama3_json") && seen.len() > 30, "{seen:?}");
 }
 
+/// Behind a first key `name`, a call of a format without a mark has the separators of the answer's form: a blank that only calls
+/// have would make a call of the answer.
+#[test]
+fn a_call_without_a_mark_parts_from_an_answer_at_the_name_alone() {
+    let llama = FAMILIES.iter().find(|family| family.format.name() == "llama3_json").expect("a family");
+    let (model, tools) = (llama.model(), tools());
+    for (options, taken, refused) in [
+        (json!({}), [r#"{"name":"Bob","age":3}"#, r#"{"name":"search","parameters":{"#], r#"{"name": "#),
+        (
+            json!({ "item_separator": ", ", "key_separator": ": " }),
+            [r#"{"name": "Bob", "age": 3}"#, r#"{"name": "search", "parameters": {"#],
+            r#"{"name":"#,
+        ),
+    ] {
+        let schema = json!({
+            "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+            "required": ["name", "age"], "additionalProperties": false, "x-guidance": options,
+        });
+        let rule = CallRule { content: ContentForm::Json { schema, strict: true }, ..CallRule::default() };
+        let grammar = model.answer_grammar(&tools, &rule).expect("a grammar");
+        let matcher = Matcher::new(factory(&model).create_parser(TopLevelGrammar::from_lark(grammar)));
+        let takes = |text: &str| {
+            let mut matcher = matcher.deep_clone();
+            bytes(text).iter().all(|&id| matcher.consume_token(id).is_ok())
+        };
+        assert_eq!([takes(taken[0]), takes(taken[1])], [true, true], "{taken:?}");
+        assert!(!takes(&format!("{refused}\"")), "{refused}");
+    }
+}
+
 /// Arguments in JSON have the blanks that a family's templates write; gpt-oss writes none.
 #[test]
 fn arguments_in_json_are_spaced_as_templates_space_them() {
