@@ -28,7 +28,7 @@ use penstock_telemetry::trace::Kind;
 use penstock_telemetry::{Gauge, OpenSpan, Trace};
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
-use penstock_upstream::call::Call;
+use penstock_upstream::call::{Call, off_io};
 use penstock_upstream::{Asker, Card, Events, Origin, Prepared, Sent, Upstream, Waited};
 
 /// Most bytes of the answer to a token count.
@@ -110,10 +110,7 @@ impl ProviderUpstream {
                     plain_counts,
                     ..Splice::default()
                 };
-                let body = peek::spliced(&call.body, &call.peek, change);
-                let is_vertex = self.provider.config.protocol == Protocol::Vertex;
-                let without_ids = is_vertex.then(|| gemini::without_call_ids(&body)).flatten();
-                (gemini::path(&self.model, method), without_ids.map_or(body, |body| vec![body.into()]))
+                (gemini::path(&self.model, method), peek::spliced(&call.body, &call.peek, change))
             }
             surface => {
                 let change = Splice {
@@ -140,6 +137,15 @@ impl ProviderUpstream {
             sent: Sent::default(),
             waited: Waited::default(),
         }
+    }
+
+    /// Leaves the ids of calls out of a body in the client's bytes for Vertex AI, which refuses them.
+    async fn leave_ids_out(&self, call: &Call, asked: &mut Asked) -> Result<(), Failure> {
+        if call.ask.surface == Surface::Generate && self.provider.config.protocol == Protocol::Vertex {
+            let body = std::mem::take(&mut asked.body);
+            asked.body = off_io(call.body.len(), move || gemini::without_call_ids(body)).await?;
+        }
+        Ok(())
     }
 
     /// Request translated into the provider's dialect, and the decoder of its answer.
@@ -259,6 +265,9 @@ impl Upstream for ProviderUpstream {
             true => (self.passed_on(&call, origin.asker(&call), deadlines), None),
             false => self.translated(&call, origin.asker(&call), deadlines).await?,
         };
+        if decoder.is_none() {
+            self.leave_ids_out(&call, &mut asked).await?;
+        }
         (asked.sent, asked.waited) = (origin.sent.clone(), origin.waited.clone());
         asked.is_extra = origin.is_extra;
         // A wait for the pace is kept short against the time to the first token, which does not run meanwhile.
@@ -429,7 +438,8 @@ mod tests {
             let made = Call::new(ask, body, "r".into(), HeaderMap::new(), penstock_dialects::decode).await;
             let made = made.expect("a call");
             assert!(upstream.passes_on(&made), "{protocol:?}");
-            let asked = upstream.passed_on(&made, Asker::default(), upstream.deadlines(&made, &Origin::default()));
+            let mut asked = upstream.passed_on(&made, Asker::default(), upstream.deadlines(&made, &Origin::default()));
+            upstream.leave_ids_out(&made, &mut asked).await.expect("read");
             let expected = if has_ids { bytes.to_owned() } else { bytes.replace(r#""id":"c1","#, "") };
             assert_eq!(String::from_utf8_lossy(&asked.body.concat()), expected, "{protocol:?}");
         }

@@ -2,30 +2,48 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use memchr::memmem;
 
 use penstock_types::json::{Fault, Kind, Reader};
 
-/// Body without the ids of calls and of their results; `None` where it has none, or is not JSON. `pieces`: the body, in pieces between
-/// two values each. Cost: a search in each piece; a body in which a field is named `id` is copied and read.
-pub fn without_call_ids<B: AsRef<[u8]>>(pieces: &[B]) -> Option<Vec<u8>> {
-    if !pieces.iter().any(|piece| memmem::find(piece.as_ref(), b"\"id\"").is_some()) {
-        return None;
+/// Body without the ids of calls and of their results, as parts of the same memory; as it is where it has none, or is not JSON. `pieces`: the
+/// body, in pieces between two values each. Cost: a search in each piece; a body in which a field is named `id` is read, and copied for that where
+/// it has several pieces.
+pub fn without_call_ids(pieces: Vec<Bytes>) -> Vec<Bytes> {
+    if !pieces.iter().any(|piece| memmem::find(piece, b"\"id\"").is_some()) {
+        return pieces;
     }
-    let mut body = Vec::with_capacity(pieces.iter().map(|piece| piece.as_ref().len()).sum());
-    pieces.iter().for_each(|piece| body.extend_from_slice(piece.as_ref()));
+    let body = match pieces.as_slice() {
+        [one] => one.clone(),
+        several => several.concat().into(),
+    };
     let mut cuts = Vec::new();
-    walk(&mut Reader::new(&body).ok()?, &WAY, &body, &mut cuts).ok()?;
-    if cuts.is_empty() {
-        return None;
+    let is_read = Reader::new(&body).and_then(|mut reader| walk(&mut reader, &WAY, &body, &mut cuts)).is_ok();
+    if is_read { kept(&pieces, &cuts) } else { pieces }
+}
+
+/// The pieces without these ranges of all of them together, which are in order.
+fn kept(pieces: &[Bytes], cuts: &[Range<usize>]) -> Vec<Bytes> {
+    let (mut out, mut begin, mut cuts) = (Vec::with_capacity(pieces.len() + cuts.len()), 0, cuts.iter().peekable());
+    for piece in pieces {
+        let (end, mut at) = (begin + piece.len(), begin);
+        while let Some(cut) = cuts.peek().filter(|cut| cut.start < end) {
+            if at < cut.start {
+                out.push(piece.slice(at - begin..cut.start - begin));
+            }
+            at = cut.end.min(end);
+            if cut.end > end {
+                break;
+            }
+            cuts.next();
+        }
+        if at < end {
+            out.push(piece.slice(at - begin..));
+        }
+        begin = end;
     }
-    let (mut out, mut at) = (Vec::with_capacity(body.len()), 0);
-    for cut in cuts {
-        out.extend_from_slice(&body[at..cut.start]);
-        at = cut.end;
-    }
-    out.extend_from_slice(&body[at..]);
-    Some(out)
+    out
 }
 
 /// Fields on the way from a body to its calls and results, in both spellings.
@@ -78,15 +96,24 @@ mod tests {
 
     #[track_caller]
     fn check(body: &str, expected: Option<&str>) {
-        let out = without_call_ids(&[body.as_bytes()]).map(|out| String::from_utf8(out).expect("text"));
-        assert_eq!(out.as_deref(), expected, "{body}");
+        let out = |pieces: Vec<Bytes>| String::from_utf8(without_call_ids(pieces).concat()).expect("text");
+        let (whole, expected) = (Bytes::from(body.to_owned()), expected.unwrap_or(body));
+        assert_eq!(out(vec![whole.clone()]), expected);
         for cut in 0..body.len() {
             // Pieces end between two values, where a comma or a bracket stands.
             if body.as_bytes()[cut] == b',' {
-                let pieces = [&body.as_bytes()[..cut], &body.as_bytes()[cut..]];
-                assert_eq!(without_call_ids(&pieces), expected.map(|text| text.as_bytes().to_vec()), "{body}");
+                assert_eq!(out(vec![whole.slice(..cut), whole.slice(cut..)]), expected, "{body}");
             }
         }
+    }
+
+    #[test]
+    fn the_rest_is_the_same_memory() {
+        let body = Bytes::from(r#"{"contents":[{"parts":[{"functionCall":{"id":"a","name":"f"}}]}]}"#);
+        let range = body.as_ptr_range();
+        let pieces = without_call_ids(vec![body.slice(..12), body.slice(12..)]);
+        assert_eq!(pieces.len(), 3);
+        assert!(pieces.iter().all(|piece| range.contains(&piece.as_ptr())));
     }
 
     #[test]
