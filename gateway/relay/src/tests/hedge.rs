@@ -1,8 +1,10 @@
 //! Hedges and mirrored copies.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_types::FaultClass;
+use penstock_upstream::{Origin, Upstream};
 
 use crate::{MirrorConfig, ModelConfig, Policy};
 
@@ -143,7 +145,16 @@ fn a_retry_without_a_turn_beside_a_hedge_leaves_the_failure_before_it() {
     world.double("b").act(&[DOWN, DOWN, DOWN]);
     world.double("c").act(&[Act::Refuse(FaultClass::ContentPolicy, 3000, None)]);
     assert_eq!([world.answer().text, world.answer().text], ["a a", "a a"], "half of the burst is used");
-    assert_eq!(world.answer().story(), "b:error a:rate_limit c:content_policy d:answered");
+    let mut asking = world.ask(&[], STREAM);
+    while world.double("c").open() == 0 {
+        assert!(asking.poll().is_pending(), "the retry waits for a turn");
+        world.clock.advance(Duration::from_millis(10));
+    }
+    for _ in 0..2 {
+        let first = Upstream::open(world.double("a"), Arc::new(call(&[], STREAM)), Origin::default());
+        assert!(now(first).is_ok(), "first attempts take what is left of the burst");
+    }
+    assert_eq!(asking.end().story(), "b:error a:rate_limit c:content_policy d:answered");
 }
 
 #[test]
